@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+
+# What every target of the project is compiled with.
+function(tandem_configure_target target)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  set_target_properties(${target} PROPERTIES
+    CXX_EXTENSIONS OFF CXX_VISIBILITY_PRESET hidden C_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wconversion $<$<BOOL:${TANDEM_WERROR}>:-Werror>)
+  if(TANDEM_SANITIZE)
+    target_compile_options(${target} PRIVATE -fsanitize=${TANDEM_SANITIZE} -fno-omit-frame-pointer -g)
+    target_link_options(${target} PUBLIC -fsanitize=${TANDEM_SANITIZE})
+  endif()
+endfunction()
+
+# tandem_test(<name> SOURCES a_test.cpp ... [LABELS unit tsan ...] [LIBRARIES ...] [TIMEOUT seconds])
+# One executable, one ctest entry per TEST. Without LIBRARIES it links tandem_objects.
+function(tandem_test name)
+  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LABELS;LIBRARIES" ${ARGN})
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  if(NOT arg_LIBRARIES)
+    set(arg_LIBRARIES tandem_objects)
+  endif()
+  add_executable(${name} ${arg_SOURCES})
+  tandem_configure_target(${name})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(${name} PRIVATE ${arg_LIBRARIES} GTest::gtest GTest::gmock GTest::gtest_main)
+  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST
+    TEST_PREFIX "${name}." PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT})
+endfunction()

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "tandem/communicator.hpp"
+#include "tandem/kernels.hpp"
+
+/// The operator: context-parallel DeepSeek Sparse Attention, forward and backward. The only place where communication and
+/// kernels meet.
+namespace tandem {
+
+enum class IndexerLossKind {
+  none,
+  sparse,  ///< over the selected keys
+  dense,   ///< over all visible keys: warm-up
+};
+
+struct DsaConfig {
+  std::int64_t heads = 128;
+  std::int64_t index_heads = 64;
+  std::int64_t dim = 576;
+  std::int64_t topk = 2048;
+  float scale = 0.0F;  ///< of q . kv; 0 means dim^-0.5
+  bool relu = true;    ///< in the indexer's score
+  DType dtype = DType::bf16;
+  /// How contributions to dkv and d_index_k travel; they are added in fp32 either way.
+  DType wire = DType::f32;
+  bool deterministic = false;  ///< the host device always is
+  IndexerLossKind loss = IndexerLossKind::none;
+  /// Keep landed rows until backward, or gather them again there.
+  bool keep_landed = true;
+  /// Runs on the unnormalised head sums f32 [rows, W] before the loss uses them, enqueued on the stream: where a trainer
+  /// adds those of its tensor-parallel ranks. May be empty.
+  std::function<void(const Tensor& head_sums, const Stream& stream)> target_hook;
+};
+
+struct DsaInputs {
+  Tensor q;        ///< T [s, H, d]
+  Tensor kv;       ///< T [s, d]
+  Tensor index_q;  ///< T [s, Hi, 128]; empty if `indices` is given
+  Tensor index_k;  ///< T [s, 128]
+  Tensor index_w;  ///< f32 [s, Hi], scaling included
+  Tensor sink;     ///< f32 [H] or empty
+  /// Lists of the caller instead of the indexer's: i32 [s, K] global positions, any order, -1 ignored, duplicates count
+  /// once; positions that the row does not see are invalid_argument where the host can tell, and ignored.
+  Tensor indices;
+};
+
+struct DsaOutputs {
+  Tensor out;      ///< T [s, H, 512]
+  Tensor lse;      ///< f32 [s, H], natural logarithm
+  Tensor indices;  ///< i32 [s, K] global positions, ascending, -1 beyond length
+  Tensor length;   ///< i32 [s]
+  Tensor loss;     ///< f64 [s], this rank's terms (already divided by the real rows of the batch); empty without loss
+  Tensor nan_count;  ///< i64 [1]: keys whose score was NaN
+};
+
+struct DsaGradients {
+  Tensor dq;         ///< T [s, H, d]
+  Tensor dkv;        ///< f32 [s, d], summed over ranks
+  Tensor d_index_q;  ///< T [s, Hi, 128]; empty without loss, like the next two
+  Tensor d_index_k;  ///< f32 [s, 128], summed over ranks
+  Tensor d_index_w;  ///< f32 [s, Hi]
+  Tensor dsink;      ///< f32 [H], of this rank's rows; empty without sink
+};
+
+/// What forward keeps for backward. Movable; destroying it frees the landed rows once the streams are past them.
+class TANDEM_EXPORT DsaContext {
+ public:
+  struct Data;
+  DsaContext() = default;
+  explicit DsaContext(std::shared_ptr<Data> data) : data_(std::move(data)) {}
+  bool valid() const noexcept { return data_ != nullptr; }
+  const std::shared_ptr<Data>& data() const noexcept { return data_; }
+  /// Bytes of tensors that only this context keeps alive.
+  std::uint64_t bytes() const;
+
+ private:
+  std::shared_ptr<Data> data_;
+};
+
+/// The bill of one call, in bytes per rank.
+struct DsaMemory {
+  std::uint64_t inputs = 0;
+  std::uint64_t outputs = 0;
+  std::uint64_t landed = 0;   ///< landing slots, or kept rows
+  std::uint64_t scratch = 0;  ///< top-k state, loss tiles, lists by landed row
+  std::uint64_t saved = 0;    ///< of these, what lives until backward
+  std::uint64_t gradients = 0;
+  std::uint64_t accumulators = 0;  ///< fp32 over landed rows
+  std::uint64_t staging = 0;       ///< incoming contributions of the reduction
+};
+
+/// One attention layer's worth of context-parallel DSA. One thread at a time, same order of calls on all ranks. `comm` must
+/// outlive it.
+class TANDEM_EXPORT DsaAttention {
+ public:
+  DsaAttention(Communicator& comm, std::shared_ptr<KernelSet> kernels, const DsaConfig& config);
+  ~DsaAttention();
+  DsaAttention(DsaAttention&&) noexcept;
+
+  /// Collective, blocks, once per batch shape. See Communicator::prepare.
+  void prepare(const Plan& plan);
+
+  struct Forward {
+    DsaOutputs outputs;
+    DsaContext context;
+    Work gather;  ///< status, bytes and timing of the communication
+  };
+  /// Enqueues on `stream`; outputs are ready when the stream gets there. Throws invalid_argument (shape, dtype),
+  /// invalid_usage (plan not prepared) and the communicator's errors.
+  Forward forward(const Plan& plan, const DsaInputs& inputs, const Stream& stream);
+
+  struct Backward {
+    DsaGradients gradients;
+    Work reduce;
+  };
+  /// `dout` T [s, H, 512]; `dloss` the gradient of the caller's loss by the indexer loss. Inputs must be unchanged since
+  /// forward. May run once per context.
+  Backward backward(const DsaContext& context, const DsaInputs& inputs, const Tensor& dout, double dloss,
+                    const Stream& stream);
+  /// With keep_landed = false: starts gathering the rows of `context` again, so that backward finds them here.
+  void prefetch(const DsaContext& context, const DsaInputs& inputs, const Stream& stream);
+
+  DsaMemory memory(const Plan& plan) const;
+  const DsaConfig& config() const noexcept;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "tandem/device.hpp"
+
+namespace tandem::detail {
+
+/// A one-shot flag that the host sets from any thread and that streams wait for: how a transport's thread releases a
+/// stream. On the host a flag with waiters; on CUDA a word in mapped memory that a plain store sets.
+class SignalImpl {
+ public:
+  virtual ~SignalImpl() = default;
+  /// Idempotent. What the setter wrote before is visible to whoever is released.
+  virtual void set() noexcept = 0;
+  virtual bool is_set() const noexcept = 0;
+  /// Blocks the calling thread; false if the deadline passed.
+  virtual bool wait(Deadline deadline) const = 0;
+};
+
+class EventImpl {
+ public:
+  virtual ~EventImpl() = default;
+  virtual bool query() const = 0;
+  virtual void synchronize(Deadline deadline) const = 0;
+};
+
+class StreamImpl {
+ public:
+  virtual ~StreamImpl() = default;
+  virtual DeviceImpl& device() const = 0;
+  virtual std::shared_ptr<DeviceImpl> device_handle() const = 0;
+  virtual const std::string& name() const = 0;
+  virtual void wait(EventImpl& event) = 0;
+  virtual void record(EventImpl& event) = 0;
+  /// `on_wait(begin_ns, end_ns)` runs on the stream when it is released; may be empty.
+  virtual void wait(std::shared_ptr<const SignalImpl> signal, std::function<void(std::int64_t, std::int64_t)> on_wait) = 0;
+  virtual void copy(void* destination, const void* source, std::size_t bytes) = 0;
+  virtual void run(std::function<void()> task) = 0;
+  virtual void synchronize(Deadline deadline) = 0;
+  virtual bool idle() const = 0;
+};
+
+class DeviceImpl {
+ public:
+  virtual ~DeviceImpl() = default;
+  virtual DeviceKind kind() const noexcept = 0;
+  virtual std::string describe() const = 0;
+  virtual std::shared_ptr<StreamImpl> create_stream(const StreamOptions& options) = 0;
+  virtual std::shared_ptr<EventImpl> create_event() = 0;
+  virtual std::shared_ptr<SignalImpl> create_signal() = 0;
+  virtual std::shared_ptr<void> allocate(std::size_t bytes) = 0;
+  virtual void synchronize(Deadline deadline) = 0;
+};
+
+}  // namespace tandem::detail
