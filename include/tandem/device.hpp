@@ -64,6 +64,7 @@ class TANDEM_EXPORT Device {
 
   explicit Device(std::shared_ptr<detail::DeviceImpl> impl) : impl_(std::move(impl)) {}
   detail::DeviceImpl& impl() const noexcept { return *impl_; }
+  const std::shared_ptr<detail::DeviceImpl>& handle() const noexcept { return impl_; }
 
  private:
   std::shared_ptr<detail::DeviceImpl> impl_;

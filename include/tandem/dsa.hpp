@@ -46,7 +46,7 @@ struct DsaInputs {
   Tensor index_w;  ///< f32 [s, Hi], scaling included
   Tensor sink;     ///< f32 [H] or empty
   /// Lists of the caller instead of the indexer's: i32 [s, K] global positions, any order, -1 ignored, duplicates count
-  /// once; positions that the row does not see are invalid_argument where the host can tell, and ignored.
+  /// once; positions that the row does not see are ignored.
   Tensor indices;
 };
 

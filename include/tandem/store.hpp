@@ -28,7 +28,8 @@ class TANDEM_EXPORT Store {
   virtual std::string get(std::string_view key, Deadline deadline) = 0;
   /// Does not wait for the key.
   virtual std::optional<std::string> try_get(std::string_view key, Deadline deadline) = 0;
-  /// Adds to a counter that starts at 0 and returns the new value.
+  /// Adds to a counter that starts at 0 and returns the new value. get reads a counter as decimal text; adding to a key
+  /// that holds other text is an invalid_argument.
   virtual std::int64_t add(std::string_view key, std::int64_t amount, Deadline deadline) = 0;
   /// Removes a key; no error if it is not there.
   virtual void erase(std::string_view key, Deadline deadline) = 0;
@@ -47,13 +48,14 @@ class TANDEM_EXPORT Store {
   using Listener = std::function<void(const Notice&)>;
   /// Calls `listener` on a thread of the store for each notice, those that came before this call included. The returned
   /// handle's destruction ends it and returns only when no call is running. The listener must not block, and must not
-  /// destroy the handle.
+  /// destroy the handle; of the store's calls it may use announce and close.
   virtual std::shared_ptr<void> listen(Listener listener) = 0;
   /// Tells all others. Never blocks, never throws.
   virtual void announce(const Notice& notice) noexcept = 0;
 
   /// Says good-bye: from now on this rank's end of file is no failure. Where the store serves others it waits until they
-  /// have left too, or for the deadline.
+  /// have left too, or for the deadline. Later calls throw invalid_usage. A store that is destroyed or closed without
+  /// having left is lost for the others.
   virtual void leave(Deadline deadline) = 0;
   /// Makes every pending and later call throw aborted. Never blocks.
   virtual void close() noexcept = 0;
@@ -121,6 +123,8 @@ struct TcpStoreOptions {
   std::chrono::milliseconds heartbeat_timeout{5000};
   /// If set, this process serves: leave() waits for the others.
   std::shared_ptr<StoreServer> server;
+  /// The rank whose process serves, if one does: if the server is lost, the notice and the errors name this rank.
+  int server_rank = -1;
 };
 
 /// Connects, retrying until the deadline. Throws timeout (what was tried and the last reason), invalid_argument (the rank

@@ -5,11 +5,11 @@
 
 namespace tandem::detail {
 
-enum class OpKind : std::uint8_t { gather, reduce, exchange, barrier };
+enum class OpKind : std::uint8_t { gather, reduce, exchange, clock };
 const char* to_string(OpKind kind) noexcept;
 
-/// The tag of a transfer says what it carries, so that operations in different order on two ranks never match, and tests
-/// and messages can name it. 24 bits of sequence number (it wraps), 4 of kind, 8 of field, 28 of chunk.
+/// The tag of a transfer says what it carries, so that operations in different order on two ranks never match, and
+/// tests and messages can name it. 24 bits of sequence number (it wraps), 4 of kind, 8 of field, 28 of chunk.
 struct Tag {
   std::uint32_t op = 0;
   OpKind kind = OpKind::gather;

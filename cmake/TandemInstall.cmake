@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+
+# Installs the library, its headers, the command and a relocatable package config for find_package(tandem).
+include(CMakePackageConfigHelpers)
+
+set(TANDEM_INSTALL_CMAKEDIR ${CMAKE_INSTALL_LIBDIR}/cmake/tandem)
+
+set_target_properties(tandem_plugin_api PROPERTIES EXPORT_NAME plugin_api)
+install(TARGETS tandem tandem_plugin_api EXPORT tandemTargets FILE_SET HEADERS)
+install(EXPORT tandemTargets NAMESPACE tandem:: DESTINATION ${TANDEM_INSTALL_CMAKEDIR})
+
+set(TANDEM_NEEDS_FMT ON)
+if(BUILD_SHARED_LIBS)
+  set(TANDEM_NEEDS_FMT OFF)
+endif()
+configure_package_config_file(cmake/tandemConfig.cmake.in ${PROJECT_BINARY_DIR}/cmake/tandemConfig.cmake
+  INSTALL_DESTINATION ${TANDEM_INSTALL_CMAKEDIR} NO_SET_AND_CHECK_MACRO)
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/cmake/tandemConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES
+    ${PROJECT_BINARY_DIR}/cmake/tandemConfig.cmake
+    ${PROJECT_BINARY_DIR}/cmake/tandemConfigVersion.cmake
+  DESTINATION ${TANDEM_INSTALL_CMAKEDIR})
+
+if(TARGET tandem_cli)
+  # The command finds the library beside it wherever the prefix is moved to.
+  file(RELATIVE_PATH TANDEM_BIN_TO_LIB /prefix/${CMAKE_INSTALL_BINDIR} /prefix/${CMAKE_INSTALL_LIBDIR})
+  set_target_properties(tandem_cli PROPERTIES INSTALL_RPATH "$ORIGIN/${TANDEM_BIN_TO_LIB}")
+  install(TARGETS tandem_cli)
+endif()
+install(FILES LICENSE CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})

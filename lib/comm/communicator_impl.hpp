@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/endpoint.hpp"
+#include "comm/meeting.hpp"
+#include "comm/op.hpp"
+#include "comm/prepared.hpp"
+#include "tandem/communicator.hpp"
+
+namespace tandem::detail {
+
+/// Who the ranks of a group are: group rank -> rank in the job, which is how the store's notices name them.
+struct Group {
+  std::string name;  ///< prefix of the group's keys in the store
+  int rank = 0;
+  std::vector<int> job_ranks;
+  int size() const { return static_cast<int>(job_ranks.size()); }
+};
+
+/// One rank's side of a group. Three kinds of threads come here: the issuing thread, streams and transport threads that
+/// report completions, and the watchdog. `mutex_` guards the status and the list of operations and is never held while
+/// an operation, the endpoint or the store is called.
+class CommunicatorImpl : public std::enable_shared_from_this<CommunicatorImpl> {
+ public:
+  CommunicatorImpl(CommunicatorOptions options, Group group, std::shared_ptr<Store> job_store,
+                   std::string route_reason);
+  ~CommunicatorImpl();
+
+  /// Meets the others and connects. Collective.
+  void establish();
+
+  Prepared prepare(const Plan& plan, const BatchSpec& spec);
+  Work gather(const Plan& plan, std::span<const GatherField> fields, const Stream& stream);
+  Reduction reduce(const Plan& plan, std::span<const ReduceField> fields, const Stream& stream);
+  Work exchange(std::span<const Transfer> transfers, const Stream& stream);
+  std::shared_ptr<CommunicatorImpl> split(int color, int key);
+  void barrier(Deadline deadline);
+  void finalize(Deadline deadline);
+  void abort(const std::string& reason) noexcept;
+  /// Fails what is open, ends threads and sockets. Idempotent.
+  void close() noexcept;
+
+  const CommunicatorOptions& options() const noexcept { return options_; }
+  int rank() const noexcept { return group_.rank; }
+  int size() const noexcept { return group_.size(); }
+  Status status() const;
+  std::string route(int peer) const;
+  std::int64_t clock_offset_ns() const noexcept { return clock_offset_ns_; }
+
+  /// Ends the communicator with `status`: open operations fail, waiters are released. The first call counts.
+  void fail(Status status, bool announce) noexcept;
+  /// Posts transfers of an operation's items: transfer i belongs to items[i]. Failures become the operation's.
+  void post(const std::shared_ptr<OpState>& op, std::span<const WireTransfer> transfers,
+            std::vector<std::size_t> items);
+
+ private:
+  void check_usable() const;
+  std::shared_ptr<OpState> make_op(OpKind kind, std::vector<std::string> fields);
+  void open_op(const std::shared_ptr<OpState>& op);
+  std::shared_ptr<const Prepared::Data> find_prepared(const Plan& plan) const;
+  /// Throws version_mismatch on every rank if the ranks' facts differ; names the first that does, and in what.
+  void agree(const std::string& name, const std::vector<std::pair<std::string, std::string>>& facts, Deadline deadline);
+  /// Runs a meeting; if this communicator failed meanwhile, its error is the one that is thrown.
+  template <class F>
+  auto meet(F&& f) -> decltype(f()) {
+    try {
+      return f();
+    } catch (const Error&) {
+      await_verdict();
+      status().throw_if_failed();
+      throw;
+    }
+  }
+  void await_verdict();
+  void measure_clock_offset(const std::vector<std::string>& hosts, Deadline deadline);
+  void on_notice(const Store::Notice& notice);
+  void on_transfer_error(const Status& status);
+  /// For threads that must not call back into the transport or the store: the watchdog calls fail().
+  void report(Status status, bool announce);
+  void suspect(int peer, const std::string& reason);
+  void watch();
+  void watch_ops(const std::vector<std::shared_ptr<OpState>>& ops,
+                 std::map<std::int64_t, std::chrono::nanoseconds>& next_notice);
+  int group_rank_of(int job_rank) const;
+
+  CommunicatorOptions options_;
+  const Group group_;
+  std::shared_ptr<Store> job_store_;
+  std::shared_ptr<Store> store_;  // a view that this communicator can close alone
+  std::shared_ptr<void> listening_;
+  std::optional<Meeting> meeting_;
+  std::shared_mutex endpoint_mutex_;  // exclusive to close the endpoint, shared to use it
+  std::unique_ptr<Endpoint> endpoint_;
+  std::string route_reason_;
+  std::int64_t clock_offset_ns_ = 0;
+
+  // The issuing thread's own.
+  std::int64_t next_sequence_ = 0;
+  std::int64_t next_meeting_ = 0;
+  std::map<std::uint64_t, std::shared_ptr<const Prepared::Data>> prepared_;
+  std::array<Buffer, Prepared::slots> gather_arena_;
+  std::array<Buffer, Prepared::slots> reduce_arena_;
+  struct Slot {
+    std::shared_ptr<OpState> last;  // the operation that used it
+    std::shared_ptr<ReductionState> reduction;
+  };
+  std::array<Slot, Prepared::slots> gather_last_;
+  std::array<Slot, Prepared::slots> reduce_last_;
+  std::int64_t gathers_ = 0;
+  std::int64_t reductions_ = 0;
+  bool finalized_ = false;
+
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  Status status_;
+  std::vector<std::shared_ptr<OpState>> open_ops_;
+  struct Suspicion {
+    int peer = -1;
+    std::string reason;
+    Deadline::Clock::time_point since;
+  };
+  std::optional<Suspicion> suspicion_;
+  struct Report {
+    Status status;
+    bool announce = false;
+  };
+  std::optional<Report> report_;  // a failure that a transport or store thread found; the watchdog acts on it
+  std::vector<bool> left_;        // group ranks that said good-bye
+  bool closing_ = false;
+  std::atomic<bool> quiet_{false};  // finalize under way: ends of connections mean nothing
+  std::thread watchdog_;
+};
+
+/// What to add to `rank`'s steady clock to get that of rank 0; called by both at once, `other` being the other of the
+/// two.
+std::int64_t clock_offset(Endpoint& endpoint, int rank, int other, Deadline deadline);
+
+/// Checks that `tensor` is [rows, row_elements...] of a dtype with dense rows; `what` names it in the error.
+void check_rows(const Tensor& tensor, DType dtype, std::int64_t rows, std::int64_t row_elements,
+                const std::string& what);
+
+/// What Reduction is a handle of.
+class ReductionState : public std::enable_shared_from_this<ReductionState> {
+ public:
+  ReductionState(std::shared_ptr<CommunicatorImpl> comm, std::shared_ptr<OpState> op,
+                 std::shared_ptr<const Prepared::Data> prepared, std::vector<ReduceField> fields, Buffer staging);
+  void begin(const Stream& stream, const std::shared_ptr<OpState>& previous);
+  void submit(std::string_view field, ChunkId chunk, const Stream& stream);
+  void submit(ChunkId chunk, const Stream& stream);
+  void finish(const Stream& stream);
+  bool finished() const noexcept { return finished_; }
+  const std::shared_ptr<OpState>& op() const noexcept { return op_; }
+
+ private:
+  struct Outgoing {
+    std::size_t item = 0;
+    bool own = false;
+    bool submitted = false;
+  };
+  void send(std::size_t field, std::size_t arrival);
+  void add_chunk(std::size_t field, ChunkId chunk) const;
+
+  std::weak_ptr<CommunicatorImpl> comm_;
+  std::shared_ptr<OpState> op_;
+  std::shared_ptr<const Prepared::Data> prepared_;
+  std::vector<ReduceField> fields_;
+  std::vector<std::size_t> spec_index_;  // of each field in the prepared spec
+  Buffer staging_;
+  std::vector<std::vector<Outgoing>> outgoing_;     // [field][arrival]
+  std::vector<std::vector<std::size_t>> incoming_;  // [field][departure] -> item
+  std::vector<std::vector<std::size_t>>
+      departures_of_;                          // [own chunk - first own] -> departures, in the order of adding
+  std::map<ChunkId, std::size_t> arrival_of_;  // chunk -> arrival
+  bool finished_ = false;
+};
+
+}  // namespace tandem::detail

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <future>
+#include <random>
+
+#include "base/bytes.hpp"
+#include "base/log.hpp"
+#include "base/thread.hpp"
+#include "bootstrap/addresses.hpp"
+#include "comm/communicator_impl.hpp"
+#include "comm/plugin_host.hpp"
+#include "tandem/version.hpp"
+
+namespace tandem::detail {
+
+namespace {
+
+struct Hello {
+  std::string version, transport, host, address;
+
+  std::string encode() const {
+    ByteWriter w;
+    for (const std::string* s : {&version, &transport, &host, &address}) w.string(*s);
+    return w.take();
+  }
+  static Hello decode(const std::string& bytes) {
+    ByteReader r(bytes);
+    Hello h;
+    for (std::string* s : {&h.version, &h.transport, &h.host, &h.address}) *s = r.string();
+    r.expect_end();
+    return h;
+  }
+};
+
+std::string random_group() {
+  std::random_device random;
+  std::string bytes;
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t v = random();
+    bytes.append(reinterpret_cast<const char*>(&v), sizeof(v));
+  }
+  return bytes;
+}
+
+void compare_hellos(const std::vector<Hello>& hellos) {
+  for (std::size_t r = 1; r < hellos.size(); ++r) {
+    auto compare = [&](const char* what, const std::string& first, const std::string& other) {
+      if (first == other) return;
+      throw Error(ErrorCode::version_mismatch,
+                  fmt::format("{}: rank 0 has '{}', rank {} has '{}'", what, first, r, other), static_cast<int>(r));
+    };
+    compare("tandem version", hellos[0].version, hellos[r].version);
+    compare("transport", hellos[0].transport, hellos[r].transport);
+  }
+}
+
+// One blocking transfer of eight bytes, for the clocks.
+class WordExchange {
+ public:
+  WordExchange(Endpoint& endpoint, int peer, Deadline deadline)
+      : endpoint_(endpoint), peer_(peer), deadline_(deadline) {}
+
+  std::int64_t move(bool receive, std::int64_t value, std::uint32_t round) {
+    struct Cell {
+      std::int64_t value;
+      std::promise<Status> done;
+    };
+    auto cell = std::make_shared<Cell>();
+    cell->value = value;
+    auto future = cell->done.get_future();
+    const WireTransfer transfer{peer_, receive, &cell->value, sizeof(cell->value),
+                                Tag{0, OpKind::clock, 0, round}.encode()};
+    endpoint_.post({&transfer, 1}, [cell](std::size_t, const Status& s) { cell->done.set_value(s); });
+    if (future.wait_until(deadline_.time()) != std::future_status::ready) {
+      throw Error(ErrorCode::timeout, fmt::format("comparing clocks with rank {} took too long", peer_), peer_);
+    }
+    future.get().throw_if_failed();
+    return cell->value;
+  }
+
+ private:
+  Endpoint& endpoint_;
+  int peer_;
+  Deadline deadline_;
+};
+
+}  // namespace
+
+std::int64_t clock_offset(Endpoint& endpoint, int rank, int other, Deadline deadline) {
+  constexpr std::uint32_t rounds = 8;
+  WordExchange words(endpoint, other, deadline);
+  std::int64_t best_trip = INT64_MAX;
+  std::int64_t offset = 0;
+  for (std::uint32_t i = 0; i < rounds; ++i) {
+    if (rank == 0) {
+      words.move(true, 0, 2 * i);
+      words.move(false, now_ns(), 2 * i + 1);
+      continue;
+    }
+    const std::int64_t begin = now_ns();
+    words.move(false, 0, 2 * i);
+    const std::int64_t theirs = words.move(true, 0, 2 * i + 1);
+    const std::int64_t end = now_ns();
+    // The shortest trip was held up least; rank 0 read its clock about halfway through it.
+    if (end - begin < best_trip) {
+      best_trip = end - begin;
+      offset = theirs - (begin + (end - begin) / 2);
+    }
+  }
+  return offset;
+}
+
+void CommunicatorImpl::establish() {
+  if (size() == 1) return;
+  const Deadline deadline = Deadline::after(options_.rendezvous_timeout);
+  meeting_.emplace(store_, rank(), size());
+  watchdog_ = std::thread([this] { watch(); });
+  listening_ = job_store_->listen([weak = weak_from_this()](const Store::Notice& notice) {
+    if (const auto self = weak.lock()) self->on_notice(notice);
+  });
+  const std::string group_bytes = meet([&] { return meeting_->broadcast("rendezvous", random_group(), deadline); });
+  GroupId group{};
+  std::copy_n(group_bytes.begin(), std::min(group_bytes.size(), group.size()), group.begin());
+
+  endpoint_ =
+      std::make_unique<Endpoint>(find_transport(options_.transport), rank(), size(), group, options_.transport_options,
+                                 [this](int peer, const std::string& reason) { suspect(peer, reason); });
+  const Hello mine{version(), options_.transport, host_identity(), endpoint_->address()};
+  std::vector<Hello> hellos;
+  for (const std::string& bytes : meet([&] { return meeting_->collect("introduction", mine.encode(), deadline); })) {
+    hellos.push_back(Hello::decode(bytes));
+  }
+  compare_hellos(hellos);
+  std::vector<std::string> addresses;
+  for (const Hello& h : hellos) addresses.push_back(h.address);
+  meet([&] { endpoint_->connect(addresses, deadline); });
+
+  for (int r = 1; r < size(); ++r) {
+    // One steady clock serves all processes of a host.
+    if (hellos[static_cast<std::size_t>(r)].host == hellos[0].host) continue;
+    if (rank() == 0) meet([&] { clock_offset(*endpoint_, 0, r, deadline); });
+    if (rank() == r) clock_offset_ns_ = meet([&] { return clock_offset(*endpoint_, r, 0, deadline); });
+  }
+  status().throw_if_failed();
+  log::debug("rank {} of {} is connected over {}", rank(), size(), options_.transport);
+}
+
+void CommunicatorImpl::agree(const std::string& name, const std::vector<std::pair<std::string, std::string>>& facts,
+                             Deadline deadline) {
+  if (size() == 1) return;
+  ByteWriter mine;
+  for (const auto& [key, value] : facts) {
+    mine.string(key);
+    mine.string(value);
+  }
+  const std::vector<std::string> all = meet([&] { return meeting_->collect(name, mine.bytes(), deadline); });
+  for (std::size_t r = 1; r < all.size(); ++r) {
+    if (all[r] == all[0]) continue;
+    ByteReader first(all[0]);
+    ByteReader other(all[r]);
+    while (!first.at_end() && !other.at_end()) {
+      const std::string key = first.string();
+      const std::string a = first.string();
+      other.string();
+      const std::string b = other.string();
+      if (a == b) continue;
+      throw Error(ErrorCode::version_mismatch, fmt::format("{} differs: rank 0 has {}, rank {} has {}", key, a, r, b),
+                  static_cast<int>(r));
+    }
+    throw Error(ErrorCode::version_mismatch, fmt::format("{}: rank {} describes the batch differently", name, r),
+                static_cast<int>(r));
+  }
+}
+
+}  // namespace tandem::detail

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "device/host/queue.hpp"
+#include "device/impl.hpp"
+
+namespace tandem::detail {
+
+class HostDevice final : public DeviceImpl, public std::enable_shared_from_this<HostDevice> {
+ public:
+  explicit HostDevice(const HostDeviceOptions& options);
+
+  DeviceKind kind() const noexcept override { return DeviceKind::host; }
+  std::string describe() const override;
+  std::shared_ptr<StreamImpl> create_stream(const StreamOptions& options) override;
+  std::shared_ptr<EventImpl> create_event() override;
+  std::shared_ptr<SignalImpl> create_signal() override;
+  std::shared_ptr<void> allocate(std::size_t bytes) override;
+  void synchronize(Deadline deadline) override;
+
+ private:
+  std::shared_ptr<HostQueue> queue_for(const StreamOptions& options);
+  std::shared_ptr<HostQueue> make_queue(const std::string& thread_name);
+  std::vector<std::shared_ptr<QueueCore>> live_cores();
+
+  const HostDeviceOptions options_;
+  const std::shared_ptr<FirstFailure> failure_ = std::make_shared<FirstFailure>();
+  std::mutex mutex_;
+  // Folded: the device owns the queues, made when their first stream is. Free-threaded: each stream owns its own.
+  std::vector<std::shared_ptr<HostQueue>> folded_;
+  std::shared_ptr<HostQueue> copy_queue_;
+  std::size_t streams_ = 0;  // copy streams do not count
+  // Of all queues, those of streams that are gone included until their work is done.
+  std::vector<std::weak_ptr<QueueCore>> cores_;
+};
+
+class HostStream final : public StreamImpl {
+ public:
+  HostStream(std::shared_ptr<HostDevice> device, std::shared_ptr<HostQueue> queue, std::shared_ptr<StreamState> state)
+      : device_(std::move(device)), queue_(std::move(queue)), state_(std::move(state)) {}
+
+  DeviceImpl& device() const override { return *device_; }
+  std::shared_ptr<DeviceImpl> device_handle() const override { return device_; }
+  const std::string& name() const override { return state_->name; }
+  void wait(EventImpl& event) override;
+  void record(EventImpl& event) override;
+  void wait(std::shared_ptr<const SignalImpl> signal, std::function<void(std::int64_t, std::int64_t)> on_wait) override;
+  void copy(void* destination, const void* source, std::size_t bytes) override;
+  void run(std::function<void()> task) override;
+  void synchronize(Deadline deadline) override;
+  bool idle() const override;
+
+ private:
+  void push(std::function<void()> task) { queue_->core().push(state_, std::move(task)); }
+
+  // In this order: the queue goes before the device that may own it.
+  std::shared_ptr<HostDevice> device_;
+  std::shared_ptr<HostQueue> queue_;
+  std::shared_ptr<StreamState> state_;
+};
+
+}  // namespace tandem::detail

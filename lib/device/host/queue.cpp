@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/host/queue.hpp"
+
+#include <system_error>
+#include <utility>
+
+#include "base/thread.hpp"
+
+namespace tandem::detail {
+namespace {
+
+Status failure_of(const std::string& stream, const std::string& text, int rank = -1, std::int64_t op = -1) {
+  return {ErrorCode::device, "a task on stream '" + stream + "' failed: " + text, rank, op};
+}
+
+void keep_failure(StreamState& stream, const Status& failure) {
+  stream.failure.keep(failure);
+  stream.device_failure->keep(failure);
+}
+
+void run_task(StreamState& stream, const std::function<void()>& task) {
+  try {
+    task();
+  } catch (const Error& e) {
+    keep_failure(stream, failure_of(stream.name, e.what(), e.rank(), e.op()));
+  } catch (const std::exception& e) {
+    keep_failure(stream, failure_of(stream.name, e.what()));
+  } catch (...) {
+    keep_failure(stream, failure_of(stream.name, "it threw something that is no std::exception"));
+  }
+}
+
+}  // namespace
+
+void FirstFailure::keep(const Status& failure) {
+  const std::lock_guard lock(mutex_);
+  if (status_.ok()) status_ = failure;
+}
+
+void FirstFailure::throw_if_failed() const {
+  const std::lock_guard lock(mutex_);
+  status_.throw_if_failed();
+}
+
+void QueueCore::push(std::shared_ptr<StreamState> stream, std::function<void()> task) {
+  {
+    const std::lock_guard lock(mutex_);
+    entries_.push_back({std::move(stream), std::move(task)});
+    ++entries_.back().stream->submitted;
+    ++total_;
+    ++pending_;
+  }
+  pushed_.notify_one();
+}
+
+template <class Done>
+void QueueCore::wait_until(std::unique_lock<std::mutex>& lock, Deadline deadline, const char* who,
+                           const std::string& name, Done done) {
+  if (done()) return;
+  if (std::this_thread::get_id() == thread_id_) {
+    throw Error(ErrorCode::invalid_usage, std::string(who) + " '" + name +
+                                              "' cannot be synchronized by a task that its pending work waits behind");
+  }
+  ++waiters_;
+  const bool in_time = completed_.wait_until(lock, deadline.time(), done);
+  --waiters_;
+  if (!in_time) {
+    throw Error(ErrorCode::timeout, std::string(who) + " '" + name + "' was not done at the deadline: " +
+                                        std::to_string(pending_) + " tasks pending in its queue");
+  }
+}
+
+void QueueCore::synchronize(const StreamState& stream, Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  const std::uint64_t target = stream.submitted;
+  wait_until(lock, deadline, "stream", stream.name, [&] { return stream.completed >= target; });
+}
+
+bool QueueCore::idle(const StreamState& stream) const {
+  const std::lock_guard lock(mutex_);
+  return stream.completed == stream.submitted;
+}
+
+std::uint64_t QueueCore::wait_idle(Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  const std::string name = entries_.empty() ? "of the device" : entries_.front().stream->name;
+  wait_until(lock, deadline, "stream", name, [&] { return pending_ == 0; });
+  return total_;
+}
+
+void QueueCore::run(const std::string& thread_name) {
+  set_thread_name(thread_name);
+  std::unique_lock lock(mutex_);
+  thread_id_ = std::this_thread::get_id();
+  while (true) {
+    pushed_.wait(lock, [this] { return closed_ || !entries_.empty(); });
+    if (entries_.empty()) return;
+    Entry entry = std::move(entries_.front());
+    entries_.pop_front();
+    lock.unlock();
+    run_task(*entry.stream, entry.task);
+    // What the task holds goes before it counts as done: then synchronize() means that it is gone, and a stream or
+    // device whose last handle it was goes while this queue still counts as busy, so that nobody tries to join this
+    // thread.
+    entry.task = nullptr;
+    lock.lock();
+    ++entry.stream->completed;
+    --pending_;
+    if (waiters_ > 0) completed_.notify_all();
+  }
+}
+
+bool QueueCore::close() {
+  bool idle = false;
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    idle = pending_ == 0;
+  }
+  pushed_.notify_one();
+  return idle;
+}
+
+HostQueue::HostQueue(const std::string& thread_name) : core_(std::make_shared<QueueCore>()) {
+  try {
+    thread_ = std::thread([core = core_, thread_name] { core->run(thread_name); });
+  } catch (const std::system_error& e) {
+    throw Error(ErrorCode::device, "cannot start a thread for stream '" + thread_name + "': " + e.what());
+  }
+}
+
+HostQueue::~HostQueue() {
+  // An idle thread ends at once and can be joined, so that it is gone when this returns. One with work left must not be
+  // waited for, and it may be the very thread that runs this.
+  if (core_->close()) {
+    thread_.join();
+  } else {
+    thread_.detach();
+  }
+}
+
+}  // namespace tandem::detail

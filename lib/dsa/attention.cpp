@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "dsa/attention_impl.hpp"
+
+namespace tandem {
+
+namespace {
+
+const char* to_string(IndexerLossKind kind) {
+  switch (kind) {
+    case IndexerLossKind::none:
+      return "none";
+    case IndexerLossKind::sparse:
+      return "sparse";
+    case IndexerLossKind::dense:
+      return "dense";
+  }
+  return "?";
+}
+
+void check_config(const DsaConfig& c) {
+  auto at_least_one = [](const char* name, std::int64_t value) {
+    if (value < 1) throw Error(ErrorCode::invalid_argument, fmt::format("{} = {}; at least 1", name, value));
+  };
+  at_least_one("heads", c.heads);
+  at_least_one("index_heads", c.index_heads);
+  at_least_one("topk", c.topk);
+  if (c.dim != 576 && c.dim != 512)
+    throw Error(ErrorCode::invalid_argument, fmt::format("dim = {}; 576 or 512", c.dim));
+  if (c.dtype != DType::bf16 && c.dtype != DType::f32) {
+    throw Error(ErrorCode::unsupported, fmt::format("dtype {}; bf16 or f32", to_string(c.dtype)));
+  }
+  if (c.wire != DType::bf16 && c.wire != DType::f32) {
+    throw Error(ErrorCode::unsupported, fmt::format("wire dtype {}; f32 or bf16", to_string(c.wire)));
+  }
+  if (!(std::isfinite(c.scale) && c.scale >= 0))
+    throw Error(ErrorCode::invalid_argument, fmt::format("scale = {}", c.scale));
+}
+
+}  // namespace
+
+DsaAttention::DsaAttention(Communicator& comm, std::shared_ptr<KernelSet> kernels, const DsaConfig& config)
+    : impl_(std::make_unique<Impl>(Impl{&comm, std::move(kernels), config})) {
+  if (!impl_->kernels) throw Error(ErrorCode::invalid_argument, "no kernel set given");
+  check_config(config);
+  if (impl_->config.scale == 0.0F) impl_->config.scale = 1.0F / std::sqrt(static_cast<float>(config.dim));
+}
+
+DsaAttention::~DsaAttention() = default;
+DsaAttention::DsaAttention(DsaAttention&&) noexcept = default;
+
+const DsaConfig& DsaAttention::config() const noexcept { return impl_->config; }
+void DsaAttention::prepare(const Plan& plan) { impl_->comm->prepare(plan, impl_->batch_spec()); }
+DsaMemory DsaAttention::memory(const Plan& plan) const { return impl_->memory(plan); }
+
+DsaAttention::Forward DsaAttention::forward(const Plan& plan, const DsaInputs& inputs, const Stream& stream) {
+  impl_->check_inputs(plan, inputs);
+  return impl_->forward(plan, inputs, stream);
+}
+
+DsaAttention::Backward DsaAttention::backward(const DsaContext& context, const DsaInputs& inputs, const Tensor& dout,
+                                              double dloss, const Stream& stream) {
+  if (!context.valid()) throw Error(ErrorCode::invalid_usage, "this context comes from no forward");
+  DsaContext::Data& data = *context.data();
+  if (data.used) throw Error(ErrorCode::invalid_usage, "backward has run on this context already");
+  impl_->check_inputs(data.plan, inputs);
+  detail::check_tensor("dout", dout, impl_->config.dtype, {data.plan.rows(), impl_->config.heads, value_dim});
+  data.used = true;
+  return impl_->backward(data, inputs, dout, dloss, stream);
+}
+
+void DsaAttention::prefetch(const DsaContext& context, const DsaInputs& inputs, const Stream& stream) {
+  if (!context.valid()) throw Error(ErrorCode::invalid_usage, "this context comes from no forward");
+  DsaContext::Data& data = *context.data();
+  if (impl_->config.keep_landed || data.prefetched.valid()) return;
+  impl_->check_inputs(data.plan, inputs);
+  data.prefetched = impl_->gather_again(data, inputs, stream);
+}
+
+std::uint64_t DsaContext::bytes() const {
+  if (!data_) return 0;
+  std::uint64_t sum = 0;
+  for (const Tensor* t : {&data_->indices, &data_->length, &data_->head_sums, &data_->kv, &data_->index_k}) {
+    if (t->valid()) sum += static_cast<std::uint64_t>(t->elements()) * size_of(t->dtype());
+  }
+  return sum;
+}
+
+BatchSpec DsaAttention::Impl::batch_spec() const {
+  BatchSpec spec;
+  spec.gather = {{"index_k", config.dtype, index_dim, DType::f32}, {"kv", config.dtype, config.dim, DType::f32}};
+  spec.reduce = {{"dkv", DType::f32, config.dim, config.wire}};
+  if (has_loss()) spec.reduce.push_back({"d_index_k", DType::f32, index_dim, config.wire});
+  spec.fingerprint =
+      fmt::format("kernels {} {}, heads {}, index heads {}, top-k {}, scale {}, relu {}, loss {}, keep landed rows {}",
+                  kernels->name(), kernels->numerics_version(), config.heads, config.index_heads, config.topk,
+                  config.scale, config.relu, to_string(config.loss), config.keep_landed);
+  return spec;
+}
+
+void DsaAttention::Impl::check_inputs(const Plan& plan, const DsaInputs& in) const {
+  const std::int64_t s = plan.rows();
+  const DType t = config.dtype;
+  detail::check_tensor("q", in.q, t, {s, config.heads, config.dim});
+  detail::check_tensor("kv", in.kv, t, {s, config.dim});
+  if (in.sink.valid()) detail::check_tensor("sink", in.sink, DType::f32, {config.heads});
+  if (in.indices.valid()) {
+    detail::check_tensor("indices", in.indices, DType::i32, {s, config.topk});
+    if (has_loss())
+      throw Error(ErrorCode::unsupported,
+                  "an indexer loss needs the indexer: give index_q, index_k and index_w, not lists");
+    return;
+  }
+  detail::check_tensor("index_q", in.index_q, t, {s, config.index_heads, index_dim});
+  detail::check_tensor("index_k", in.index_k, t, {s, index_dim});
+  detail::check_tensor("index_w", in.index_w, DType::f32, {s, config.index_heads});
+}
+
+DsaMemory DsaAttention::Impl::memory(const Plan& plan) const {
+  const auto s = static_cast<std::uint64_t>(plan.rows());
+  const auto n = static_cast<std::uint64_t>(plan.landed_rows());
+  const auto h = static_cast<std::uint64_t>(config.heads);
+  const auto hi = static_cast<std::uint64_t>(config.index_heads);
+  const auto d = static_cast<std::uint64_t>(config.dim);
+  const auto k = static_cast<std::uint64_t>(config.topk);
+  const auto i = static_cast<std::uint64_t>(index_dim);
+  const auto v = static_cast<std::uint64_t>(value_dim);
+  const std::uint64_t e = size_of(config.dtype);
+  const bool loss = has_loss();
+  const bool sparse = config.loss == IndexerLossKind::sparse;
+  std::uint64_t width = 0;
+  if (config.loss == IndexerLossKind::dense) {
+    for (std::int64_t r = 0; r < plan.rows(); ++r) {
+      width = std::max(width, static_cast<std::uint64_t>(plan.key_end()[static_cast<std::size_t>(r)] -
+                                                         plan.key_begin()[static_cast<std::size_t>(r)]));
+    }
+  }
+  std::uint64_t carried = 0;
+  for (const IndexerStep& step : plan.indexer_steps()) {
+    if (step.first && !step.last) carried = std::max(carried, static_cast<std::uint64_t>(step.row_count()));
+  }
+  std::uint64_t received = 0;
+  for (const ChunkTransfer& t : plan.departures()) received += static_cast<std::uint64_t>(t.rows);
+  const std::uint64_t block = static_cast<std::uint64_t>(std::min(plan.options().block_rows, plan.rows()));
+
+  DsaMemory m;
+  m.inputs = e * s * (h * d + d + hi * i + i) + 4 * s * hi;
+  m.outputs = e * s * h * v + 4 * s * h + 4 * s * k + 4 * s + 8 + (loss ? 8 * s : 0);
+  m.landed = 2 * e * n * (d + i) + (config.keep_landed ? e * n * (d + (loss ? i : 0)) : 0);
+  m.scratch = carried * (8 * k + 4) + 4 * block * width;
+  m.saved = 4 * s * k + 4 * s + (sparse ? 4 * s * k : 0) + (config.keep_landed ? e * n * (d + (loss ? i : 0)) : 0);
+  m.gradients = e * s * h * d + 4 * s * d + (loss ? e * s * hi * i + 4 * s * (i + hi) : 0);
+  m.accumulators = 4 * n * (d + (loss ? i : 0));
+  m.staging = 2 * received * size_of(config.wire) * (d + (loss ? i : 0));
+  return m;
+}
+
+}  // namespace tandem

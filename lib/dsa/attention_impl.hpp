@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tandem/dsa.hpp"
+
+namespace tandem {
+
+/// What forward leaves for backward. Lists are in landed rows.
+struct DsaContext::Data {
+  Plan plan;
+  Tensor indices;    ///< i32 [s, K], ascending
+  Tensor length;     ///< i32 [s]
+  Tensor out;        ///< shared with the outputs
+  Tensor lse;        ///< shared with the outputs
+  Tensor head_sums;  ///< f32 [s, K]; sparse loss only
+  Tensor kv;         ///< landed; empty if it is gathered again
+  Tensor index_k;    ///< landed; only with a loss
+  bool given_lists = false;
+  Work prefetched;  ///< of prefetch()
+  bool used = false;
+
+  explicit Data(const Plan& p) : plan(p) {}
+};
+
+namespace detail {
+
+/// Holds what enqueued work refers to until the stream is past it, also when enqueueing ends in an exception.
+class KeepAlive {
+ public:
+  KeepAlive(const Stream& stream, const Plan& plan) : stream_(stream), plan_(plan) {}
+  ~KeepAlive();
+  KeepAlive(const KeepAlive&) = delete;
+  KeepAlive& operator=(const KeepAlive&) = delete;
+  void add(std::shared_ptr<const void> thing) { things_.push_back(std::move(thing)); }
+
+ private:
+  Stream stream_;
+  Plan plan_;
+  std::vector<std::shared_ptr<const void>> things_;
+};
+
+/// Local positions -> landed lists: drops -1 and what the row does not see, sorts, removes duplicates.
+void to_landed_lists(const Plan& plan, const Tensor& global, const Tensor& indices, const Tensor& length);
+/// Landed lists -> global positions, ascending, -1 beyond the length.
+void to_global_lists(const Plan& plan, const Tensor& indices, const Tensor& length, const Tensor& global);
+
+void check_tensor(const char* name, const Tensor& tensor, DType dtype, std::initializer_list<std::int64_t> shape);
+void zero_on(const Stream& stream, const Tensor& tensor);
+
+}  // namespace detail
+
+struct DsaAttention::Impl {
+  Communicator* comm;
+  std::shared_ptr<KernelSet> kernels;
+  DsaConfig config;
+
+  BatchSpec batch_spec() const;
+  void check_inputs(const Plan& plan, const DsaInputs& in) const;
+  Forward forward(const Plan& plan, const DsaInputs& in, const Stream& stream);
+  Backward backward(DsaContext::Data& context, const DsaInputs& in, const Tensor& dout, double dloss,
+                    const Stream& stream);
+  Work gather_again(DsaContext::Data& context, const DsaInputs& in, const Stream& stream);
+  DsaMemory memory(const Plan& plan) const;
+
+  bool has_loss() const noexcept { return config.loss != IndexerLossKind::none; }
+  double loss_scale(const Plan& plan) const;
+  IndexerInputs indexer_inputs(const Plan& plan, const DsaInputs& in, const Tensor& index_k) const;
+  AttentionInputs attention_inputs(const DsaInputs& in, const Tensor& kv, const Tensor& indices,
+                                   const Tensor& length) const;
+  void select(const Plan& plan, const DsaInputs& in, const Work& gather, const TopkLists& lists, const Stream& stream,
+              detail::KeepAlive& keep);
+  /// Runs the loss over rows in blocks with or without gradients; `after(block)` follows each block.
+  void run_loss(const DsaContext::Data& context, const DsaInputs& in, const Tensor& kv, const Tensor& index_k,
+                IndexerLoss loss, const Stream& stream, const std::function<void(std::size_t)>& after);
+  Tensor allocate(DType dtype, std::initializer_list<std::int64_t> shape) const {
+    return Tensor::allocate(comm->device(), dtype, shape);
+  }
+
+  /// Enqueues `work`, with a compute span around what it enqueues.
+  template <class F>
+  void compute(const Stream& stream, const std::string& name, F&& work) {
+    const std::shared_ptr<Trace>& trace = comm->trace();
+    if (!trace) {
+      work();
+      return;
+    }
+    auto begin = std::make_shared<std::int64_t>(0);
+    stream.run([begin] { *begin = now_ns(); });
+    work();
+    stream.run([trace, begin, name, track = stream.name()] {
+      trace->add({SpanKind::compute, name, track, *begin, now_ns(), 0, ""});
+    });
+  }
+};
+
+}  // namespace tandem

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include "dsa/attention_impl.hpp"
+
+namespace tandem {
+
+Work DsaAttention::Impl::gather_again(DsaContext::Data& context, const DsaInputs& in, const Stream& stream) {
+  std::vector<GatherField> fields{{"kv", in.kv, {}}};
+  if (has_loss()) fields.push_back({"index_k", in.index_k, {}});
+  return comm->gather(context.plan, fields, stream);
+}
+
+DsaAttention::Backward DsaAttention::Impl::backward(DsaContext::Data& context, const DsaInputs& in, const Tensor& dout,
+                                                    double dloss, const Stream& stream) {
+  const Plan& plan = context.plan;
+  const std::int64_t s = plan.rows();
+  const std::int64_t n = plan.landed_rows();
+  detail::KeepAlive keep(stream, plan);
+  keep.add(std::make_shared<DsaInputs>(in));
+
+  Tensor kv = context.kv;
+  Tensor index_k = context.index_k;
+  if (!config.keep_landed) {
+    const Work again = context.prefetched.valid() ? context.prefetched : gather_again(context, in, stream);
+    again.wait(stream, "kv");
+    kv = again.landed("kv");
+    if (has_loss()) {
+      again.wait(stream, "index_k");
+      index_k = again.landed("index_k");
+    }
+  }
+
+  DsaGradients g;
+  g.dq = allocate(config.dtype, {s, config.heads, config.dim});
+  g.dkv = allocate(DType::f32, {s, config.dim});
+  const Tensor dkv = allocate(DType::f32, {n, config.dim});
+  detail::zero_on(stream, dkv);
+  if (in.sink.valid()) {
+    g.dsink = allocate(DType::f32, {config.heads});
+    detail::zero_on(stream, g.dsink);
+  }
+  std::vector<ReduceField> fields{{"dkv", dkv, g.dkv}};
+  IndexerLoss loss;
+  if (has_loss()) {
+    g.d_index_q = loss.d_index_q = allocate(config.dtype, {s, config.index_heads, index_dim});
+    g.d_index_w = loss.d_index_w = allocate(DType::f32, {s, config.index_heads});
+    g.d_index_k = allocate(DType::f32, {s, index_dim});
+    loss.d_index_k = allocate(DType::f32, {n, index_dim});
+    loss.loss_scale = loss_scale(plan);
+    loss.upstream = dloss;
+    detail::zero_on(stream, loss.d_index_k);
+    fields.push_back({"d_index_k", loss.d_index_k, g.d_index_k});
+  }
+  Reduction reduction = comm->reduce(plan, fields, stream);
+
+  const AttentionInputs attention = attention_inputs(in, kv, context.indices, context.length);
+  const AttentionGradients grads{dout, context.out, context.lse, g.dq, dkv, g.dsink};
+  for (std::size_t b = 0; b < plan.query_blocks().size(); ++b) {
+    compute(stream, fmt::format("compute/backward/{}", b),
+            [&] { kernels->sparse_mla_backward(plan.query_blocks()[b], attention, grads, stream); });
+    for (const ChunkId chunk : plan.final_after(b)) reduction.submit("dkv", chunk, stream);
+  }
+  if (has_loss()) {
+    run_loss(context, in, kv, index_k, loss, stream, [&](std::size_t b) {
+      for (const ChunkId chunk : plan.final_after(b)) reduction.submit("d_index_k", chunk, stream);
+    });
+  }
+  return {std::move(g), reduction.finish(stream)};
+}
+
+}  // namespace tandem

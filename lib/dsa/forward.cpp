@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "dsa/attention_impl.hpp"
+
+namespace tandem {
+
+IndexerInputs DsaAttention::Impl::indexer_inputs(const Plan& plan, const DsaInputs& in, const Tensor& index_k) const {
+  return {in.index_q, in.index_w, index_k, plan.key_begin(), plan.key_end(), config.topk, config.relu};
+}
+
+AttentionInputs DsaAttention::Impl::attention_inputs(const DsaInputs& in, const Tensor& kv, const Tensor& indices,
+                                                     const Tensor& length) const {
+  return {in.q, kv, indices, length, in.sink, config.scale};
+}
+
+double DsaAttention::Impl::loss_scale(const Plan& plan) const {
+  const std::int64_t rows = plan.layout().real_rows();
+  return rows > 0 ? 1.0 / static_cast<double>(rows) : 0.0;
+}
+
+void DsaAttention::Impl::select(const Plan& plan, const DsaInputs& in, const Work& gather, const TopkLists& lists,
+                                const Stream& stream, detail::KeepAlive& keep) {
+  std::int64_t carried = 0;
+  for (const IndexerStep& step : plan.indexer_steps()) {
+    if (!step.last) carried = std::max(carried, step.row_count());
+  }
+  const TopkState state{allocate(DType::f32, {carried, config.topk}), allocate(DType::i32, {carried, config.topk}),
+                        allocate(DType::i32, {carried})};
+  keep.add(std::make_shared<TopkState>(state));
+  const IndexerInputs indexer = indexer_inputs(plan, in, gather.landed("index_k"));
+  int number = 0;
+  for (const IndexerStep& step : plan.indexer_steps()) {
+    // Each wait stands right before the step that needs it: whatever was enqueued so far runs meanwhile.
+    for (const ChunkId chunk : step.chunks) gather.wait(stream, "index_k", chunk);
+    compute(stream, fmt::format("compute/indexer/{}", number++),
+            [&] { kernels->indexer_topk(step, indexer, state, lists, stream); });
+  }
+}
+
+DsaAttention::Forward DsaAttention::Impl::forward(const Plan& plan, const DsaInputs& in, const Stream& stream) {
+  const std::int64_t s = plan.rows();
+  const std::int64_t n = plan.landed_rows();
+  detail::KeepAlive keep(stream, plan);
+  keep.add(std::make_shared<DsaInputs>(in));
+
+  auto context = std::make_shared<DsaContext::Data>(plan);
+  context->given_lists = in.indices.valid();
+  if (config.keep_landed) {
+    context->kv = allocate(config.dtype, {n, config.dim});
+    if (has_loss()) context->index_k = allocate(config.dtype, {n, index_dim});
+  }
+  std::vector<GatherField> fields;
+  if (!context->given_lists) fields.push_back({"index_k", in.index_k, context->index_k});
+  fields.push_back({"kv", in.kv, context->kv});
+  const Work gather = comm->gather(plan, fields, stream);
+
+  DsaOutputs out;
+  out.out = context->out = allocate(config.dtype, {s, config.heads, value_dim});
+  out.lse = context->lse = allocate(DType::f32, {s, config.heads});
+  out.indices = allocate(DType::i32, {s, config.topk});
+  out.length = context->length = allocate(DType::i32, {s});
+  out.nan_count = allocate(DType::i64, {1});
+  context->indices = allocate(DType::i32, {s, config.topk});
+  detail::zero_on(stream, out.nan_count);
+
+  if (context->given_lists) {
+    stream.run([plan, lists = in.indices, to = context->indices, length = context->length] {
+      detail::to_landed_lists(plan, lists, to, length);
+    });
+  } else {
+    select(plan, in, gather, {context->indices, context->length, out.nan_count}, stream, keep);
+  }
+  gather.wait(stream, "kv");
+  const Tensor kv = gather.landed("kv");
+  if (config.loss == IndexerLossKind::sparse) context->head_sums = allocate(DType::f32, {s, config.topk});
+  compute(stream, "compute/attention", [&] {
+    kernels->sparse_mla_forward(attention_inputs(in, kv, context->indices, context->length),
+                                {out.out, out.lse, context->head_sums}, stream);
+  });
+  stream.run([plan, from = context->indices, length = context->length, to = out.indices] {
+    detail::to_global_lists(plan, from, length, to);
+  });
+  if (has_loss()) {
+    out.loss = allocate(DType::f64, {s});
+    if (config.target_hook && context->head_sums.valid()) config.target_hook(context->head_sums, stream);
+    IndexerLoss loss;
+    loss.loss_scale = loss_scale(plan);
+    loss.loss = out.loss;
+    run_loss(*context, in, kv, gather.landed("index_k"), loss, stream, {});
+  }
+  return {std::move(out), DsaContext(std::move(context)), gather};
+}
+
+void DsaAttention::Impl::run_loss(const DsaContext::Data& context, const DsaInputs& in, const Tensor& kv,
+                                  const Tensor& index_k, IndexerLoss loss, const Stream& stream,
+                                  const std::function<void(std::size_t)>& after) {
+  const Plan& plan = context.plan;
+  const IndexerInputs indexer = indexer_inputs(plan, in, index_k);
+  const bool dense = config.loss == IndexerLossKind::dense;
+  const LossSupport support = dense ? LossSupport{} : LossSupport{context.indices, context.length};
+  const char* pass = loss.d_index_k.valid() ? "indexer_backward" : "indexer_loss";
+  for (std::size_t b = 0; b < plan.query_blocks().size(); ++b) {
+    loss.rows = plan.query_blocks()[b];
+    compute(stream, fmt::format("compute/{}/{}", pass, b), [&] {
+      if (dense) {
+        // Only a block's worth of rows by keys exists at a time.
+        std::int64_t width = 1;
+        for (std::int64_t t = loss.rows.begin; t < loss.rows.end; ++t) {
+          const auto i = static_cast<std::size_t>(t);
+          width = std::max(width, plan.key_end()[i] - plan.key_begin()[i]);
+        }
+        loss.head_sums = allocate(DType::f32, {loss.rows.size(), width});
+        kernels->dense_head_sums(loss.rows, indexer, attention_inputs(in, kv, context.indices, context.length),
+                                 loss.head_sums, stream);
+        if (config.target_hook) config.target_hook(loss.head_sums, stream);
+      } else {
+        loss.head_sums = context.head_sums.rows(loss.rows.begin, loss.rows.size());
+      }
+      kernels->indexer_loss(indexer, support, loss, stream);
+    });
+    if (after) after(b);
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <map>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include "tandem/error.hpp"
+#include "tandem/plugin/transport.h"
+
+namespace tandem::plugin {
+
+constexpr tandem_status status(ErrorCode code) { return static_cast<tandem_status>(code); }
+
+/// The services of the host, copied field by field as far as the host's struct reaches.
+class Host {
+ public:
+  explicit Host(const tandem_host_services* services) {
+    if (!services) return;
+    user_ = services->user;
+    if (services->struct_size >= offsetof(tandem_host_services, log) + sizeof(services->log)) log_ = services->log;
+    if (services->struct_size >= sizeof(tandem_host_services)) peer_failed_ = services->peer_failed;
+  }
+
+  template <class... Args>
+  void log(int32_t level, fmt::format_string<Args...> format, Args&&... args) const {
+    if (log_) log_(user_, level, fmt::format(format, std::forward<Args>(args)...).c_str());
+  }
+  void peer_failed(int peer, const std::string& reason) const {
+    if (peer_failed_) peer_failed_(user_, peer, reason.c_str());
+  }
+
+ private:
+  void* user_ = nullptr;
+  void (*log_)(void*, int32_t, const char*) = nullptr;
+  void (*peer_failed_)(void*, int32_t, const char*) = nullptr;
+};
+
+/// Runs `body`, which returns a status; no exception leaves. A std::invalid_argument is the caller's fault.
+template <class Body>
+tandem_status guarded(const Host& host, const char* what, Body&& body) noexcept {
+  ErrorCode code = ErrorCode::internal;
+  try {
+    try {
+      return body();
+    } catch (const std::invalid_argument& e) {
+      code = ErrorCode::invalid_argument;
+      host.log(TANDEM_LOG_ERROR, "{}: {}", what, e.what());
+    } catch (const std::bad_alloc& e) {
+      code = ErrorCode::out_of_memory;
+      host.log(TANDEM_LOG_ERROR, "{}: {}", what, e.what());
+    } catch (const std::system_error& e) {
+      code = ErrorCode::transport;
+      host.log(TANDEM_LOG_ERROR, "{}: {}", what, e.what());
+    } catch (const std::exception& e) {
+      host.log(TANDEM_LOG_ERROR, "{}: {}", what, e.what());
+    }
+  } catch (...) {  // even formatting the message failed: the code has to do
+  }
+  return status(code);
+}
+
+/// Throws std::invalid_argument unless `params` describes a group this rank is in.
+inline void check_open_params(const tandem_open_params& params) {
+  if (params.struct_size < sizeof(tandem_open_params))
+    throw std::invalid_argument(fmt::format("open parameters of {} bytes are too small", params.struct_size));
+  if (params.size < 1 || params.rank < 0 || params.rank >= params.size)
+    throw std::invalid_argument(fmt::format("rank {} is not in a group of {}", params.rank, params.size));
+}
+
+/// Hands each option to its parser. Throws std::invalid_argument for one that has none.
+inline void parse_options(const tandem_open_params& params,
+                          const std::map<std::string, std::function<void(const std::string&)>, std::less<>>& parsers) {
+  for (uint64_t i = 0; i < params.option_count; ++i) {
+    const auto& option = params.options[i];
+    const auto parser = parsers.find(std::string_view(option.key));
+    if (parser == parsers.end()) {
+      std::string known;
+      for (const auto& [key, unused] : parsers) known += (known.empty() ? "" : ", ") + key;
+      throw std::invalid_argument(fmt::format("unknown option '{}'; known are: {}", option.key, known));
+    }
+    parser->second(option.value);
+  }
+}
+
+inline uint64_t parse_number(std::string_view key, const std::string& value, uint64_t low, uint64_t high) {
+  uint64_t number = 0;
+  const char* const end = value.data() + value.size();
+  const auto [stop, error] = std::from_chars(value.data(), end, number);
+  if (error != std::errc{} || stop != end || number < low || number > high)
+    throw std::invalid_argument(fmt::format("option {}={} is not a number from {} to {}", key, value, low, high));
+  return number;
+}
+
+/// The transfers of a post, read with the caller's stride. Throws std::invalid_argument naming the one that is wrong.
+inline std::vector<tandem_transfer> read_transfers(const tandem_post_params& params, int rank, int size) {
+  if (params.struct_size < sizeof(tandem_post_params) || !params.on_complete)
+    throw std::invalid_argument("post parameters are too small or have no completion function");
+  if (params.stream) throw std::invalid_argument("a stream was given, but this transport knows none");
+  std::vector<tandem_transfer> transfers;
+  transfers.reserve(params.count);
+  const auto* at = reinterpret_cast<const char*>(params.transfers);
+  for (uint64_t i = 0; i < params.count; ++i) {
+    const auto& given = *reinterpret_cast<const tandem_transfer*>(at);
+    if (given.struct_size < offsetof(tandem_transfer, remote_region))
+      throw std::invalid_argument(fmt::format("transfer {}: a struct of {} bytes is too small", i, given.struct_size));
+    if (given.peer < 0 || given.peer >= size || given.peer == rank)
+      throw std::invalid_argument(
+          fmt::format("transfer {}: {} is not a peer of rank {} of {}", i, given.peer, rank, size));
+    if (given.direction != TANDEM_SEND && given.direction != TANDEM_RECEIVE)
+      throw std::invalid_argument(
+          fmt::format("transfer {}: direction {} is neither send nor receive", i, given.direction));
+    if (!given.buffer && given.bytes > 0)
+      throw std::invalid_argument(fmt::format("transfer {}: no buffer for {} bytes", i, given.bytes));
+    transfers.push_back(
+        {sizeof(tandem_transfer), given.peer, given.direction, given.buffer, given.bytes, given.tag, 0, 0});
+    at += given.struct_size;
+  }
+  return transfers;
+}
+
+}  // namespace tandem::plugin

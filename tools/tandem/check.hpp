@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "job.hpp"
+#include "results.hpp"
+
+namespace tandem::cli {
+
+/// A tensor's distance from the float64 reference.
+struct TensorError {
+  std::string name;
+  double error = 0;
+  double bound = 0;  ///< the most that is ok
+};
+
+struct CheckResult {
+  std::vector<TensorError> errors;
+  std::int64_t topk_mismatches = 0;
+  std::int64_t topk_near_ties = 0;
+  /// Rows without keys, and pads, whose results are not exactly what they must be.
+  std::int64_t dead_row_faults = 0;
+  std::int64_t checked_rows = 0;  ///< whose results were computed again
+  std::int64_t rows = 0;
+  double loss = 0;  ///< what the ranks computed
+  /// What was left out, in words; "" if nothing.
+  std::string cut;
+
+  bool ok() const;
+  /// Everything that is not ok, for messages.
+  std::vector<std::string> faults() const;
+};
+
+/// Compares what the ranks computed with the unsharded float64 reference on the same inputs. fp32 is held to 2e-5; bf16
+/// to twice the error of the same kernels run unsharded, which this runs. Where all rows would take minutes, a sample
+/// of them.
+CheckResult check(const DsaJob& job, const Results& results);
+
+}  // namespace tandem::cli

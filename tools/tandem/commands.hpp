@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "job.hpp"
+
+/// The subcommands. Each returns the exit code, and throws UsageError or Error.
+namespace tandem::cli {
+
+/// `command_line`: how this process was called, for the ranks it starts.
+int run_dsa(const DsaArguments& arguments, const std::vector<std::string>& command_line);
+int run_info(bool json);
+
+}  // namespace tandem::cli

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <array>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <thread>
+
+#include "base/env.hpp"
+#include "base/text.hpp"
+#include "comm/plugin_host.hpp"
+#include "commands.hpp"
+#include "process.hpp"
+#include "tandem/device.hpp"
+#include "tandem/kernels.hpp"
+#include "tandem/version.hpp"
+#include "usage.hpp"
+
+namespace tandem::cli {
+namespace {
+
+using nlohmann::json;
+
+std::string compiler() {
+#if defined(__clang__)
+  return "clang " __clang_version__;
+#elif defined(__GNUC__)
+  return "g++ " __VERSION__;
+#else
+  return "unknown";
+#endif
+}
+
+json host_json() {
+  utsname name{};
+  uname(&name);
+  const auto memory =
+      static_cast<std::uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+  return {{"name", name.nodename},
+          {"system", fmt::format("{} {} {}", name.sysname, name.release, name.machine)},
+          {"cores", std::thread::hardware_concurrency()},
+          {"memory_bytes", memory}};
+}
+
+json capabilities_json(std::uint32_t bits) {
+  constexpr std::array<std::pair<std::uint32_t, const char*>, 5> names{{
+      {TANDEM_CAP_STREAM_ORDERED, "stream_ordered"},
+      {TANDEM_CAP_ZERO_SM, "zero_sm"},
+      {TANDEM_CAP_DEVICE_MEMORY, "device_memory"},
+      {TANDEM_CAP_GRAPH_CAPTURE, "graph_capture"},
+      {TANDEM_CAP_NEEDS_PROGRESS, "needs_progress"},
+  }};
+  json list = json::array();
+  for (const auto& [bit, name] : names) {
+    if ((bits & bit) != 0) list.push_back(name);
+  }
+  return list;
+}
+
+json transports_json() {
+  json list = json::array();
+  for (const tandem_transport* t : detail::static_transports()) {
+    json options = json::array();
+    std::istringstream help(t->option_help != nullptr ? t->option_help : "");
+    for (std::string line; std::getline(help, line);) options.push_back(line);
+    list.push_back({{"name", t->name},
+                    {"description", t->description},
+                    {"capabilities", capabilities_json(t->capabilities)},
+                    {"options", options}});
+  }
+  return list;
+}
+
+json interfaces_json() {
+  json list = json::array();
+  ifaddrs* first = nullptr;
+  if (getifaddrs(&first) != 0) return list;
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(first, freeifaddrs);
+  for (const ifaddrs* i = first; i != nullptr; i = i->ifa_next) {
+    if (i->ifa_addr == nullptr) continue;
+    const int family = i->ifa_addr->sa_family;
+    const void* address = nullptr;
+    if (family == AF_INET) address = &reinterpret_cast<const sockaddr_in*>(i->ifa_addr)->sin_addr;
+    if (family == AF_INET6) address = &reinterpret_cast<const sockaddr_in6*>(i->ifa_addr)->sin6_addr;
+    if (address == nullptr) continue;
+    char text[INET6_ADDRSTRLEN] = {};
+    inet_ntop(family, address, text, sizeof(text));
+    list.push_back({{"name", i->ifa_name}, {"address", text}, {"up", (i->ifa_flags & IFF_UP) != 0}});
+  }
+  return list;
+}
+
+json environment_json() {
+  json list = json::array();
+  for (const Env::Row& row : Env::table()) {
+    list.push_back({{"name", row.name}, {"value", row.value}, {"meaning", row.meaning}});
+  }
+  return list;
+}
+
+json info_json() {
+  const std::shared_ptr<KernelSet> cpu = cpu_kernels();
+  json missing = json::array();
+  for (const char* name : {"cuda device", "nccl transport", "ucx transport", "cuda_p2p transport"}) {
+    missing.push_back({{"name", name}, {"reason", "not built into this version"}});
+  }
+  return {{"version", version()},
+          {"compiler", compiler()},
+          {"host", host_json()},
+          {"devices", json::array({Device::host().describe()})},
+          {"transports", transports_json()},
+          {"kernels", json::array({{{"name", cpu->name()}, {"numerics_version", cpu->numerics_version()}}})},
+          {"interfaces", interfaces_json()},
+          {"unavailable", missing},
+          {"environment", environment_json()}};
+}
+
+std::string joined(const json& list, const char* separator) {
+  return fmt::format("{}", fmt::join(list.get<std::vector<std::string>>(), separator));
+}
+
+std::string info_text(const json& info) {
+  std::string text;
+  auto out = std::back_inserter(text);
+  const auto get = [](const json& object, const char* key) { return object[key].get<std::string>(); };
+  const json& host = info["host"];
+  fmt::format_to(out, "tandem {}, compiled by {}\nhost        {}: {}, {} cores, {}\ndevices     {}\n",
+                 get(info, "version"), get(info, "compiler"), get(host, "name"), get(host, "system"),
+                 host["cores"].get<unsigned>(), detail::format_bytes(host["memory_bytes"].get<std::uint64_t>()),
+                 joined(info["devices"], ", "));
+  text += "\ntransports\n";
+  for (const json& t : info["transports"]) {
+    fmt::format_to(out, "  {:<12} {}\n", get(t, "name"), get(t, "description"));
+    if (!t["capabilities"].empty())
+      fmt::format_to(out, "  {:<12} capabilities: {}\n", "", joined(t["capabilities"], ", "));
+    for (const json& option : t["options"]) fmt::format_to(out, "  {:<12} option {}\n", "", option.get<std::string>());
+  }
+  text += "\nkernel sets\n";
+  for (const json& k : info["kernels"]) {
+    fmt::format_to(out, "  {:<12} numerics version {}\n", get(k, "name"), k["numerics_version"].get<std::uint32_t>());
+  }
+  text += "\nnetwork interfaces\n";
+  for (const json& i : info["interfaces"]) {
+    fmt::format_to(out, "  {:<12} {}{}\n", get(i, "name"), get(i, "address"), i["up"].get<bool>() ? "" : " (down)");
+  }
+  text += "\nnot available\n";
+  for (const json& m : info["unavailable"]) fmt::format_to(out, "  {:<18} {}\n", get(m, "name"), get(m, "reason"));
+  text += "\nenvironment\n";
+  for (const json& v : info["environment"]) {
+    const std::string value = get(v, "value");
+    fmt::format_to(out, "  {:<18} {:<24} {}\n", get(v, "name"), value.empty() ? "(not set)" : value, get(v, "meaning"));
+  }
+  return text;
+}
+
+}  // namespace
+
+int run_info(bool as_json) {
+  const json info = info_json();
+  write_all(STDOUT_FILENO, as_json ? info.dump() + "\n" : info_text(info));
+  return exit_ok;
+}
+
+}  // namespace tandem::cli

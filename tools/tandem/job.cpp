@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "job.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "base/env.hpp"
+#include "files.hpp"
+#include "usage.hpp"
+
+namespace tandem::cli {
+namespace {
+
+constexpr std::int64_t most_rows = std::numeric_limits<std::int32_t>::max();  // positions of lists are 32-bit
+constexpr std::int64_t most_ranks = 1024;
+constexpr std::int64_t most_heads = 1024;
+constexpr std::int64_t most_topk = 1 << 20;
+constexpr std::int64_t default_seq_len = 1024;
+
+struct Model {
+  const char* name;
+  ModelShape shape;
+};
+constexpr Model models[] = {
+    {"tiny", {4, 2, 576, 64}},
+    {"deepseek-v3.2", {128, 64, 576, 2048}},
+    {"glm-5", {64, 32, 576, 2048}},
+};
+
+std::int64_t integer_or(std::string_view option, const std::optional<std::string>& text, std::int64_t min,
+                        std::int64_t max, std::int64_t otherwise) {
+  return text ? parse_integer(option, *text, min, max) : otherwise;
+}
+
+void choose_shape(const DsaArguments& a, DsaJob& job) {
+  std::vector<std::string> names;
+  for (const Model& m : models) names.emplace_back(m.name);
+  const Model& model = models[a.model ? parse_choice("--model", *a.model, names) : 0];
+  job.model = model.name;
+  job.shape = model.shape;
+  job.shape.topk = integer_or("--topk", a.topk, 1, most_topk, job.shape.topk);
+  job.shape.heads = integer_or("--heads", a.heads, 1, most_heads, job.shape.heads);
+  job.shape.index_heads = integer_or("--index-heads", a.index_heads, 1, most_heads, job.shape.index_heads);
+}
+
+void choose_documents(const DsaArguments& a, DsaJob& job) {
+  if (a.seq_len && a.docs) throw UsageError("--seq-len and --docs exclude each other");
+  if (a.seq_len && !a.input.empty()) throw UsageError("--seq-len and --input exclude each other");
+  if (a.docs && !a.input.empty()) throw UsageError("--docs and --input exclude each other");
+  if (a.pad_to && !a.docs && a.input.empty()) throw UsageError("--pad-to needs --docs or --input");
+  if (a.docs) {
+    job.lengths = parse_integers("--docs", *a.docs, 0, most_rows);
+  } else if (!a.input.empty()) {
+    for (const std::string& path : a.input) {
+      job.texts.push_back(read_input_file("--input", path));
+      job.lengths.push_back(static_cast<std::int64_t>(job.texts.back().size()));
+    }
+  } else {
+    job.lengths = {integer_or("--seq-len", a.seq_len, 1, most_rows, default_seq_len)};
+  }
+  if (a.pad_to) job.pad_to = parse_integer("--pad-to", *a.pad_to, 0, most_rows);
+  std::int64_t total = 0;
+  for (std::size_t i = 0; i < job.lengths.size(); ++i) {
+    if (job.pad_to && job.lengths[i] > *job.pad_to) {
+      throw UsageError(
+          fmt::format("--pad-to: {} is smaller than document {}, which has {} tokens", *job.pad_to, i, job.lengths[i]));
+    }
+    total += job.pad_to.value_or(job.lengths[i]);
+    if (total > most_rows) throw UsageError(fmt::format("the documents have more than {} rows together", most_rows));
+  }
+}
+
+DType choose_dtype(std::string_view option, const std::optional<std::string>& text) {
+  return text && parse_choice(option, *text, {"fp32", "bf16"}) == 1 ? DType::bf16 : DType::f32;
+}
+
+void choose_ranks(const DsaArguments& a, const std::optional<LaunchedRank>& launched, DsaJob& job) {
+  const std::vector<std::string> transports{"tcp", "loopback"};
+  if (a.transport) {
+    job.transport = transports[parse_choice("--transport", *a.transport, transports)];
+  } else if (const std::optional<std::string> chosen = Env::read().transport) {
+    job.transport = transports[parse_choice("TANDEM_TRANSPORT", *chosen, transports)];
+  }
+  if (a.device && *a.device == "cuda") throw UsageError("--device: cuda is not built into this version; use host");
+  if (a.device) parse_choice("--device", *a.device, {"host"});
+  job.ranks = static_cast<int>(integer_or("--ranks", a.ranks, 1, most_ranks, launched ? launched->size : 4));
+  if (!launched) return;
+  if (job.ranks != launched->size) {
+    throw UsageError(
+        fmt::format("--ranks: {} differs from WORLD_SIZE, which the launcher set to {}", job.ranks, launched->size));
+  }
+  if (job.transport == "loopback" && launched->size > 1) {
+    throw UsageError("--transport: loopback ranks are threads of one process; a launcher made several");
+  }
+}
+
+// Small shards still get several chunks and blocks, so that there is something to overlap.
+std::int64_t part_of_shard(std::int64_t total_rows, int ranks, std::int64_t parts, std::int64_t most) {
+  const std::int64_t shard = (total_rows + ranks - 1) / ranks;
+  return std::clamp<std::int64_t>((shard + parts - 1) / parts, 1, most);
+}
+
+}  // namespace
+
+SequenceLayout DsaJob::layout(int over_ranks) const {
+  std::vector<std::int64_t> offsets{0};
+  std::vector<std::int64_t> padded{0};
+  for (const std::int64_t length : lengths) {
+    offsets.push_back(offsets.back() + length);
+    padded.push_back(padded.back() + pad_to.value_or(length));
+  }
+  return partition == Partition::zigzag ? SequenceLayout::zigzag(offsets, over_ranks, padded)
+                                        : SequenceLayout::contiguous(offsets, over_ranks, padded);
+}
+
+PlanOptions DsaJob::plan_options(int over_ranks) const {
+  std::int64_t rows = 0;
+  for (const std::int64_t length : lengths) rows += pad_to.value_or(length);
+  PlanOptions options;
+  options.chunk_tokens = chunk_tokens > 0 ? chunk_tokens : part_of_shard(rows, over_ranks, 8, options.chunk_tokens);
+  options.carry_rows = part_of_shard(rows, over_ranks, 4, options.carry_rows);
+  options.block_rows = part_of_shard(rows, over_ranks, 8, options.block_rows);
+  return options;
+}
+
+std::optional<LaunchedRank> launched_rank() {
+  const Env env = Env::read();
+  if (!env.store && !(env.master_addr && env.rank)) return std::nullopt;
+  if (!env.rank || !env.world_size) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} is set, but {} is not", env.store ? "TANDEM_STORE" : "MASTER_ADDR",
+                            env.rank ? "WORLD_SIZE" : "RANK"));
+  }
+  if (*env.rank >= *env.world_size) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("RANK is {}, but WORLD_SIZE is {}", *env.rank, *env.world_size));
+  }
+  return LaunchedRank{*env.rank, *env.world_size};
+}
+
+DsaJob make_job(const DsaArguments& a, const std::optional<LaunchedRank>& launched) {
+  DsaJob job;
+  choose_ranks(a, launched, job);
+  if (a.rendezvous_timeout) job.rendezvous_timeout = parse_seconds("--rendezvous-timeout", *a.rendezvous_timeout);
+  if (a.timeout) job.timeout = parse_seconds("--timeout", *a.timeout);
+  choose_shape(a, job);
+  if (a.layout) {
+    job.partition =
+        parse_choice("--layout", *a.layout, {"contiguous", "zigzag"}) == 0 ? Partition::contiguous : Partition::zigzag;
+  }
+  job.chunk_tokens = integer_or("--chunk-tokens", a.chunk_tokens, 1, most_rows, 0);
+  job.dtype = choose_dtype("--dtype", a.dtype);
+  job.wire = choose_dtype("--wire", a.wire);
+  if (a.seed) job.seed = parse_seed("--seed", *a.seed);
+  job.deterministic = a.deterministic;
+  job.check = a.check;
+  job.memory = a.memory;
+  job.json = a.json;
+  choose_documents(a, job);
+  if (a.trace) {
+    job.trace = *a.trace;
+    if (!launched || launched->rank == 0) test_writable("--trace", job.trace);
+  }
+  return job;
+}
+
+}  // namespace tandem::cli

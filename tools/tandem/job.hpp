@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tandem/layout.hpp"
+#include "tandem/plan.hpp"
+#include "tandem/tensor.hpp"
+
+namespace tandem::cli {
+
+struct ModelShape {
+  std::int64_t heads = 4;
+  std::int64_t index_heads = 2;
+  std::int64_t dim = 576;
+  std::int64_t topk = 64;
+};
+
+/// The options of `tandem dsa` as they were typed; empty means not given.
+struct DsaArguments {
+  std::optional<std::string> ranks, transport, device, rendezvous_timeout, timeout, model, seq_len, docs, pad_to,
+      layout, topk, heads, index_heads, chunk_tokens, dtype, wire, trace, seed;
+  std::vector<std::string> input;
+  bool deterministic = false;
+  bool check = false;
+  bool memory = false;
+  bool json = false;
+};
+
+/// What `tandem dsa` is asked to do, checked and complete: the same on every rank.
+struct DsaJob {
+  int ranks = 4;
+  std::string transport = "tcp";
+  std::chrono::milliseconds rendezvous_timeout{10000};
+  std::chrono::milliseconds timeout{60000};
+  std::string model = "tiny";
+  ModelShape shape;
+  std::vector<std::int64_t> lengths;  ///< real tokens of each document
+  std::optional<std::int64_t> pad_to;
+  std::vector<std::string> texts;  ///< bytes of each document with --input, else empty
+  Partition partition = Partition::zigzag;
+  std::int64_t chunk_tokens = 0;
+  DType dtype = DType::f32;
+  DType wire = DType::f32;
+  std::uint64_t seed = 1;
+  std::string trace;  ///< path, or ""
+  bool deterministic = false;
+  bool check = false;
+  bool memory = false;
+  bool json = false;
+
+  /// Of these documents over `over_ranks` ranks.
+  SequenceLayout layout(int over_ranks) const;
+  PlanOptions plan_options(int over_ranks) const;
+};
+
+/// Where ranks come from: a launcher's RANK and WORLD_SIZE, if it set TANDEM_STORE or MASTER_ADDR beside them.
+struct LaunchedRank {
+  int rank = 0;
+  int size = 1;
+};
+/// Throws Error if only part of it is set.
+std::optional<LaunchedRank> launched_rank();
+
+/// Throws UsageError. Reads the --input files; tries whether the --trace file can be written.
+DsaJob make_job(const DsaArguments& arguments, const std::optional<LaunchedRank>& launched);
+
+}  // namespace tandem::cli

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "commands.hpp"
+#include "launcher.hpp"
+#include "process.hpp"
+#include "tandem/version.hpp"
+#include "usage.hpp"
+
+namespace tandem::cli {
+namespace {
+
+constexpr const char* main_footer = R"(
+Run `tandem COMMAND --help` for the options of a command.
+
+Examples:
+  tandem info
+  tandem dsa --ranks 2 --seq-len 256 --check
+  tandem launch -n 2 -- tandem dsa --seq-len 256)";
+
+constexpr const char* launch_footer = R"(
+COMMAND finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and TANDEM_STORE in its environment. The exit code is 0, or
+that of the first rank that failed (128 + signal if a signal ended it).
+
+Examples:
+  tandem launch -n 2 -- sh -c 'echo "I am rank $RANK of $WORLD_SIZE"'
+  tandem launch -n 3 --prefix -- tandem dsa --seq-len 300 --check)";
+
+constexpr const char* dsa_footer = R"(
+Runs one forward and backward step. Starts its own ranks unless a launcher (tandem launch, torchrun) has. Exit code: 0 if
+all is well, 1 if the check or a rank failed, 2 if the command line cannot be.
+
+Examples:
+  tandem dsa --check
+  tandem dsa --ranks 3 --docs 100,0,257,31 --layout contiguous --check
+  tandem dsa --ranks 2 --docs 90,128 --pad-to 128 --dtype bf16 --check
+  tandem dsa --ranks 4 --transport loopback --seq-len 512 --memory --json)";
+
+constexpr const char* info_footer = R"(
+Examples:
+  tandem info
+  tandem info --json)";
+
+// `tandem launch [options] [--] command...`: the command's own options are none of ours, so it is cut off before
+// parsing.
+struct CommandLine {
+  std::vector<std::string> own;
+  std::vector<std::string> command;
+};
+
+CommandLine split_launch(const std::vector<std::string>& arguments) {
+  CommandLine line;
+  std::size_t i = 2;
+  while (i < arguments.size() && arguments[i].starts_with("-") && arguments[i] != "--") {
+    const bool takes_value = arguments[i] == "-n" || arguments[i] == "--ranks" || arguments[i] == "--grace";
+    i += takes_value ? 2 : 1;
+  }
+  i = std::min(i, arguments.size());
+  const auto cut = arguments.begin() + static_cast<std::ptrdiff_t>(i);
+  line.own.assign(arguments.begin(), cut);
+  line.command.assign(cut, arguments.end());
+  if (!line.command.empty() && line.command.front() == "--") line.command.erase(line.command.begin());
+  return line;
+}
+
+class Cli {
+ public:
+  Cli() {
+    app_.require_subcommand(1);
+    app_.set_version_flag("--version", fmt::format("tandem {}", version()));
+    app_.footer(main_footer);
+    add_launch();
+    add_dsa();
+    CLI::App* info = app_.add_subcommand("info", "Show what this build and this host offer");
+    info->add_flag("--json", info_json_, "Print one JSON object");
+    info->footer(info_footer);
+    info->callback([this] { action_ = [this] { return run_info(info_json_); }; });
+  }
+
+  int run(std::vector<std::string> arguments) {
+    const std::vector<std::string> all = arguments;
+    if (arguments.size() > 1 && arguments[1] == "launch") {
+      CommandLine line = split_launch(arguments);
+      arguments = std::move(line.own);
+      launch_.command = std::move(line.command);
+    }
+    command_line_ = all;
+    std::vector<std::string> reversed(arguments.rbegin(), arguments.rend() - 1);  // as CLI11 wants them
+    try {
+      app_.parse(reversed);
+    } catch (const CLI::ParseError& error) {
+      if (error.get_exit_code() == 0) return app_.exit(error);  // --help, --version
+      throw UsageError(error.what());
+    }
+    return action_();
+  }
+
+ private:
+  void add_launch() {
+    CLI::App* launch = app_.add_subcommand("launch", "Run a command as N ranks on this host");
+    launch->usage("Usage: tandem launch -n N [--prefix] [--grace S] [--] COMMAND [ARGUMENT...]");
+    launch->add_option("-n,--ranks", launch_ranks_, "Number of ranks")->required()->type_name("N");
+    launch->add_flag("--prefix", launch_.prefix, "Put \"[rank] \" in front of every line");
+    launch->add_option("--grace", launch_grace_, "Seconds for the others to end once a rank has failed (5)")
+        ->type_name("S");
+    launch->footer(launch_footer);
+    launch->callback([this] {
+      action_ = [this] {
+        launch_.ranks = static_cast<int>(parse_integer("--ranks", launch_ranks_, 1, 1024));
+        if (!launch_grace_.empty()) launch_.grace = parse_seconds("--grace", launch_grace_);
+        if (launch_.command.empty()) throw UsageError("launch: there is no command to run");
+        return cli::launch(launch_);
+      };
+    });
+  }
+
+  void add_dsa() {
+    CLI::App* dsa = app_.add_subcommand("dsa", "Run context-parallel sparse attention once, and check it");
+    const auto value = [&](const char* name, std::optional<std::string>& target, const char* type, const char* help) {
+      dsa->add_option(name, target, help)->type_name(type);
+    };
+    DsaArguments& a = dsa_;
+    value("--ranks", a.ranks, "N", "Number of ranks (4, or the launcher's)");
+    value("--transport", a.transport, "tcp|loopback", "tcp between processes (default) or loopback between threads");
+    value("--device", a.device, "host", "Where ranks compute (host)");
+    value("--rendezvous-timeout", a.rendezvous_timeout, "S", "Seconds for ranks to find each other (10)");
+    value("--timeout", a.timeout, "S", "Seconds that an operation may take (60)");
+    value("--model", a.model, "NAME",
+          "tiny (default: H 4, Hi 2, d 576, K 64), deepseek-v3.2 (128, 64, 576, 2048) or glm-5 (64, 32, 576, 2048)");
+    value("--seq-len", a.seq_len, "S", "One document of S tokens in all (1024)");
+    value("--docs", a.docs, "L0,L1,...", "Packed documents of these lengths; 0 is legal");
+    value("--pad-to", a.pad_to, "P", "Pad every document to P rows");
+    dsa->add_option("--input", a.input, "Text files: each a document, each byte a token")
+        ->type_name("FILE")
+        ->expected(-1);
+    value("--layout", a.layout, "contiguous|zigzag", "How documents are split (zigzag)");
+    value("--topk", a.topk, "K", "Keys that a query attends to");
+    value("--heads", a.heads, "H", "Attention heads");
+    value("--index-heads", a.index_heads, "Hi", "Heads of the indexer");
+    value("--chunk-tokens", a.chunk_tokens, "C", "Most rows of a chunk (an eighth of a shard, at most 1024)");
+    value("--dtype", a.dtype, "fp32|bf16", "Of inputs and outputs (fp32)");
+    dsa->add_flag("--deterministic", a.deterministic, "Equal bits from run to run (always so on the host)");
+    value("--wire", a.wire, "fp32|bf16", "How gradients of keys travel (fp32)");
+    dsa->add_flag("--check", a.check, "Compare with the unsharded float64 reference");
+    dsa->add_flag("--memory", a.memory, "Show each rank's memory");
+    value("--trace", a.trace, "OUT.json", "Write a timeline for https://ui.perfetto.dev");
+    dsa->add_flag("--json", a.json, "Print one JSON object and nothing else");
+    value("--seed", a.seed, "N", "Of the inputs (1)");
+    dsa->footer(dsa_footer);
+    dsa->callback([this] { action_ = [this] { return run_dsa(dsa_, command_line_); }; });
+  }
+
+  CLI::App app_{"Context-parallel communication and reference kernels for DeepSeek Sparse Attention", "tandem"};
+  LaunchOptions launch_;
+  std::string launch_ranks_;
+  std::string launch_grace_;
+  DsaArguments dsa_;
+  bool info_json_ = false;
+  std::vector<std::string> command_line_;
+  std::function<int()> action_;
+};
+
+// Ranks of one job share stderr; who speaks matters there.
+std::string speaker() {
+  const char* rank = std::getenv("RANK");
+  return rank != nullptr && std::getenv("WORLD_SIZE") != nullptr ? fmt::format("tandem: rank {}: ", rank) : "tandem: ";
+}
+
+int guarded_main(const std::vector<std::string>& arguments) {
+  try {
+    return Cli().run(arguments);
+  } catch (const UsageError& error) {
+    write_all(STDERR_FILENO, fmt::format("{}{}\nRun it with --help for the options.\n", speaker(), error.what()));
+    return exit_usage;
+  } catch (const std::exception& error) {
+    write_all(STDERR_FILENO, fmt::format("{}{}\n", speaker(), error.what()));
+    return exit_failure;
+  }
+}
+
+}  // namespace
+}  // namespace tandem::cli
+
+int main(int argc, char** argv) { return tandem::cli::guarded_main({argv, argv + argc}); }

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/text.hpp"
+
+namespace tandem::cli {
+namespace {
+
+using nlohmann::json;
+
+// What JSON cannot hold becomes null, which no reader takes for a good value.
+json number(double value) { return std::isfinite(value) ? json(value) : json(nullptr); }
+
+template <class Get>
+json per_rank(const std::vector<RankSummary>& ranks, Get get) {
+  json list = json::array();
+  for (const RankSummary& rank : ranks) list.push_back(get(rank));
+  return list;
+}
+
+json memory_json(const DsaMemory& m) {
+  return {{"inputs", m.inputs},
+          {"outputs", m.outputs},
+          {"landed", m.landed},
+          {"scratch", m.scratch},
+          {"saved", m.saved},
+          {"gradients", m.gradients},
+          {"accumulators", m.accumulators},
+          {"staging", m.staging}};
+}
+
+json errors_json(const CheckResult& check) {
+  json errors = json::object();
+  for (const TensorError& e : check.errors) errors[e.name] = number(e.error);
+  return errors;
+}
+
+std::string time(double us) { return detail::format_duration(std::chrono::nanoseconds(std::llround(us * 1e3))); }
+
+std::string headline(const Report& report) {
+  const DsaJob& job = report.job;
+  return fmt::format("{} rank{}{}, {}, {}\nmodel {}: H {}, Hi {}, d {}, K {}, {}{}; chunks of at most {} tokens\n\n",
+                     job.ranks, job.ranks == 1 ? "" : "s", job.ranks == 1 ? "" : " over " + job.transport,
+                     report.layout.describe(), job.texts.empty() ? "random inputs" : "inputs from text", job.model,
+                     job.shape.heads, job.shape.index_heads, job.shape.dim, job.shape.topk,
+                     job.dtype == DType::bf16 ? "bf16" : "fp32",
+                     job.wire == job.dtype || job.wire == DType::f32 ? "" : ", bf16 on the wire",
+                     job.plan_options(job.ranks).chunk_tokens);
+}
+
+void add_rank_table(std::string& text, const Report& report) {
+  auto out = std::back_inserter(text);
+  fmt::format_to(out, "{:>4} {:>9} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}\n", "rank", "tokens", "needed", "gathered",
+                 "reduced", "transfer", "exposed", "compute");
+  for (std::size_t i = 0; i < report.ranks.size(); ++i) {
+    const RankSummary& r = report.ranks[i];
+    fmt::format_to(out, "{:>4} {:>9} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}\n", i, r.tokens,
+                   detail::format_bytes(r.needed_bytes), detail::format_bytes(r.gathered_bytes),
+                   detail::format_bytes(r.reduced_bytes), time(r.transfer_us), time(r.exposed_us), time(r.compute_us));
+  }
+  text +=
+      "needed: keys and latents that the rank's queries see; gathered: of these, received in forward; reduced:\n"
+      "gradients received in backward; exposed: the sum of stalls of the compute stream, chunk by chunk\n";
+  fmt::format_to(out, "moved {:.1f} % of what a full all-gather moves\n", 100 * report.moved_fraction());
+}
+
+void add_memory_table(std::string& text, const Report& report) {
+  auto out = std::back_inserter(text);
+  fmt::format_to(out, "\nmemory\n{:>4} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>12} {:>10}\n", "rank", "inputs",
+                 "outputs", "landed", "scratch", "saved", "gradients", "accumulators", "staging");
+  for (std::size_t i = 0; i < report.ranks.size(); ++i) {
+    const DsaMemory& m = report.ranks[i].memory;
+    fmt::format_to(out, "{:>4} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>12} {:>10}\n", i,
+                   detail::format_bytes(m.inputs), detail::format_bytes(m.outputs), detail::format_bytes(m.landed),
+                   detail::format_bytes(m.scratch), detail::format_bytes(m.saved), detail::format_bytes(m.gradients),
+                   detail::format_bytes(m.accumulators), detail::format_bytes(m.staging));
+  }
+  text += "saved: of all these, what lives until backward\n";
+}
+
+void add_check_table(std::string& text, const CheckResult& check) {
+  auto out = std::back_inserter(text);
+  fmt::format_to(out, "\nagainst the unsharded float64 reference, {} of {} rows\n", check.checked_rows, check.rows);
+  if (!check.cut.empty()) fmt::format_to(out, "left out: {}\n", check.cut);
+  fmt::format_to(out, "{:<10} {:>12} {:>12}\n", "", "rel. error", "at most");
+  for (const TensorError& e : check.errors) {
+    fmt::format_to(out, "{:<10} {:>12.2e} {:>12.2e}{}\n", e.name, e.error, e.bound,
+                   e.error <= e.bound ? "" : "  too much");
+  }
+  fmt::format_to(out, "top-k: {} rows differ, {} near ties; loss {:.6g}\n", check.topk_mismatches, check.topk_near_ties,
+                 check.loss);
+}
+
+}  // namespace
+
+std::uint64_t gathered_row_bytes(const DsaJob& job) {
+  return static_cast<std::uint64_t>(index_dim + job.shape.dim) * size_of(job.dtype);
+}
+
+double Report::moved_fraction() const {
+  std::uint64_t moved = 0;
+  for (const RankSummary& rank : ranks) moved += rank.gathered_bytes;
+  const double full = static_cast<double>(layout.total_rows()) * static_cast<double>(job.ranks - 1) *
+                      static_cast<double>(gathered_row_bytes(job));
+  return full > 0 ? static_cast<double>(moved) / full : 0.0;
+}
+
+std::vector<std::string> Report::paths() const {
+  std::set<std::string> all;
+  for (const RankSummary& rank : ranks) {
+    std::string_view rest = rank.paths;
+    for (std::size_t comma = 0; (comma = rest.find(',')) != std::string_view::npos; rest.remove_prefix(comma + 1)) {
+      all.emplace(rest.substr(0, comma));
+    }
+  }
+  return {all.begin(), all.end()};
+}
+
+json Report::to_json() const {
+  json report = {
+      {"ranks", job.ranks},
+      {"tokens", per_rank(ranks, [](const RankSummary& r) { return r.tokens; })},
+      {"documents", layout.documents()},
+      {"layout", to_string(layout.partition())},
+      {"transport", job.transport},
+      {"gathered_bytes", per_rank(ranks, [](const RankSummary& r) { return r.gathered_bytes; })},
+      {"moved_fraction", moved_fraction()},
+      {"exposed_us", per_rank(ranks, [](const RankSummary& r) { return r.exposed_us; })},
+      {"transfer_us", per_rank(ranks, [](const RankSummary& r) { return r.transfer_us; })},
+      {"paths", paths()},
+      {"topk_mismatches", check ? json(check->topk_mismatches) : json(nullptr)},
+      {"topk_near_ties", check ? json(check->topk_near_ties) : json(nullptr)},
+      {"max_rel_error", check ? errors_json(*check) : json(nullptr)},
+      {"ok", ok()},
+  };
+  if (check) {
+    report["check"] = {{"checked_rows", check->checked_rows},
+                       {"rows", check->rows},
+                       {"cut", check->cut},
+                       {"dead_row_faults", check->dead_row_faults},
+                       {"loss", number(check->loss)}};
+  }
+  if (job.memory) report["memory"] = per_rank(ranks, [](const RankSummary& r) { return memory_json(r.memory); });
+  return report;
+}
+
+std::string Report::to_text() const {
+  std::string text = headline(*this);
+  add_rank_table(text, *this);
+  if (job.memory) add_memory_table(text, *this);
+  if (check) add_check_table(text, *check);
+  text += ok() ? "\nok\n" : "\nnot ok\n";
+  if (!job.trace.empty()) {
+    text += fmt::format("the timeline of all ranks is in {}: open it at https://ui.perfetto.dev\n", job.trace);
+  }
+  return text;
+}
+
+}  // namespace tandem::cli
