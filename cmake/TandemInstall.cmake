@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-# Installs the library, its headers, the command and a relocatable package config for find_package(tandem).
+# Installs the library, its headers and a relocatable package config for find_package(tandem).
 include(CMakePackageConfigHelpers)
 
 set(TANDEM_INSTALL_CMAKEDIR ${CMAKE_INSTALL_LIBDIR}/cmake/tandem)
@@ -21,10 +21,4 @@ install(FILES
     ${PROJECT_BINARY_DIR}/cmake/tandemConfigVersion.cmake
   DESTINATION ${TANDEM_INSTALL_CMAKEDIR})
 
-if(TARGET tandem_cli)
-  # The command finds the library beside it wherever the prefix is moved to.
-  file(RELATIVE_PATH TANDEM_BIN_TO_LIB /prefix/${CMAKE_INSTALL_BINDIR} /prefix/${CMAKE_INSTALL_LIBDIR})
-  set_target_properties(tandem_cli PROPERTIES INSTALL_RPATH "$ORIGIN/${TANDEM_BIN_TO_LIB}")
-  install(TARGETS tandem_cli)
-endif()
 install(FILES LICENSE CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})

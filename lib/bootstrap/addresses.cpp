@@ -10,13 +10,13 @@
 
 #include <algorithm>
 #include <array>
-#include <boost/asio/ip/address.hpp>
 #include <cerrno>
 #include <fstream>
 #include <memory>
 #include <system_error>
 #include <utility>
 
+#include "bootstrap/asio.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem::detail {

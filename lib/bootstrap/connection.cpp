@@ -3,10 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <boost/asio/completion_condition.hpp>
-#include <boost/asio/read.hpp>
-#include <boost/asio/write.hpp>
-
 #include "base/bytes.hpp"
 
 namespace tandem::detail {
@@ -46,12 +42,13 @@ void Connection::close() {
 
 template <class Buffer, class Next>
 void Connection::read(const Buffer& buffer, Next next) {
-  // A long message counts as a sign of life while it is still on its way.
+  // A long message counts as a sign of life while it is still on its way, not only when it is complete.
   const auto more = [self = shared_from_this()](const error_code& error, std::size_t bytes) {
-    if (bytes > 0) self->heard_ = true;
+    self->heard_ |= bytes > 0;
     return asio::transfer_all()(error, bytes);
   };
-  asio::async_read(socket_, buffer, more, [self = shared_from_this(), next](const error_code& error, std::size_t) {
+  const auto done = [self = shared_from_this(), next](const error_code& error, std::size_t bytes) {
+    self->heard_ |= bytes > 0;
     if (self->closed_ || self->finishing_) return;
     if (error == asio::error::eof) {
       self->end("the connection was closed without good-bye");
@@ -60,7 +57,8 @@ void Connection::read(const Buffer& buffer, Next next) {
     } else {
       next();
     }
-  });
+  };
+  asio::async_read(socket_, buffer, more, done);
 }
 
 void Connection::read_length() {

@@ -3,8 +3,7 @@
 
 #include <fmt/format.h>
 
-#include <boost/asio/ip/address.hpp>
-#include <utility>
+#include "bootstrap/asio.hpp"
 
 namespace tandem::detail {
 namespace {
@@ -97,7 +96,8 @@ Membership join_master(const Env& env, Deadline deadline) {
     // This host may not be able to resolve or reach its own public name.
     if (server.address.empty()) host = "127.0.0.1";
   }
-  options.endpoint = fmt::format(host.find(':') == std::string::npos ? "{}:{}" : "[{}]:{}", host, *env.master_port);
+  if (host.find(':') != std::string::npos) host = fmt::format("[{}]", host);
+  options.endpoint = fmt::format("{}:{}", host, *env.master_port);
   return {options.rank, options.size, connect_store(options, deadline)};
 }
 

@@ -6,7 +6,6 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <boost/asio/ip/v6_only.hpp>
 #include <charconv>
 #include <condition_variable>
 #include <memory>
@@ -109,7 +108,8 @@ HostPort parse_host_port(std::string_view text) {
 
 std::string format_host_port(const tcp::endpoint& endpoint) {
   const std::string address = endpoint.address().to_string();
-  return fmt::format(endpoint.address().is_v6() ? "[{}]:{}" : "{}:{}", address, endpoint.port());
+  return endpoint.address().is_v6() ? fmt::format("[{}]:{}", address, endpoint.port())
+                                    : fmt::format("{}:{}", address, endpoint.port());
 }
 
 tcp::socket open_socket(asio::io_context& io, const tcp& protocol) {

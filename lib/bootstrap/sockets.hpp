@@ -5,11 +5,9 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
-// asio's headers use std::exchange without including <utility> themselves.
-#include <boost/asio/ip/tcp.hpp>
 #include <vector>
 
+#include "bootstrap/asio.hpp"
 #include "tandem/deadline.hpp"
 
 namespace tandem::detail {

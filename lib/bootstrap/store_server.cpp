@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <boost/asio/read.hpp>
-
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "base/thread.hpp"

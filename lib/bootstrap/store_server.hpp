@@ -2,8 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <condition_variable>
 #include <mutex>
 #include <set>

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <boost/asio/post.hpp>
 
 #include "base/log.hpp"
 #include "base/text.hpp"

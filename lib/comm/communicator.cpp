@@ -63,7 +63,7 @@ Communicator Communicator::create(const CommunicatorOptions& given) {
   std::shared_ptr<Store> store = options.store;
   auto impl =
       std::make_shared<detail::CommunicatorImpl>(std::move(options), std::move(group), std::move(store), reason);
-  impl->establish();
+  impl->join();
   return Communicator(std::move(impl));
 }
 

@@ -33,12 +33,12 @@ void CommunicatorImpl::close() noexcept {
   }
   wake_.notify_all();
   if (watchdog_.joinable()) watchdog_.join();
-  if (open) {
+  if (open && !finalized_) {
     Status status;
-    status.code = finalized_ ? ErrorCode::invalid_usage : ErrorCode::aborted;
-    status.message = finalized_ ? "the communicator is finalized" : "the communicator was destroyed";
+    status.code = ErrorCode::aborted;
+    status.message = "the communicator was destroyed";
     status.rank = rank();
-    fail(std::move(status), !finalized_);
+    fail(std::move(status), true);
   }
   {
     const std::unique_lock lock(endpoint_mutex_);
@@ -79,7 +79,7 @@ void CommunicatorImpl::fail(Status status, bool announce) noexcept {
                             group_.job_ranks[static_cast<std::size_t>(named)], group_.name + '\n' + status.message});
     }
     if (store_) store_->close();
-    if (!finalized_) log::info("communicator failed: {}", status.message);
+    log::info("communicator failed: {}", status.message);
   } catch (const std::exception& e) {
     log::error("while failing the communicator: {}", e.what());
   }

@@ -38,8 +38,8 @@ class CommunicatorImpl : public std::enable_shared_from_this<CommunicatorImpl> {
                    std::string route_reason);
   ~CommunicatorImpl();
 
-  /// Meets the others and connects. Collective.
-  void establish();
+  /// Meets the others and connects. Collective. If it fails the others hear why.
+  void join();
 
   Prepared prepare(const Plan& plan, const BatchSpec& spec);
   Work gather(const Plan& plan, std::span<const GatherField> fields, const Stream& stream);
@@ -66,19 +66,22 @@ class CommunicatorImpl : public std::enable_shared_from_this<CommunicatorImpl> {
             std::vector<std::size_t> items);
 
  private:
+  void establish();
   void check_usable() const;
   std::shared_ptr<OpState> make_op(OpKind kind, std::vector<std::string> fields);
   void open_op(const std::shared_ptr<OpState>& op);
   std::shared_ptr<const Prepared::Data> find_prepared(const Plan& plan) const;
   /// Throws version_mismatch on every rank if the ranks' facts differ; names the first that does, and in what.
   void agree(const std::string& name, const std::vector<std::pair<std::string, std::string>>& facts, Deadline deadline);
+  /// Throws `error` once all ranks, which found the same, had the time to see it too.
+  [[noreturn]] void disagree(const Error& error, Deadline deadline);
   /// Runs a meeting; if this communicator failed meanwhile, its error is the one that is thrown.
   template <class F>
   auto meet(F&& f) -> decltype(f()) {
     try {
       return f();
-    } catch (const Error&) {
-      await_verdict();
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::timeout) await_verdict();  // a broken store connection: whose death is it?
       status().throw_if_failed();
       throw;
     }
@@ -150,6 +153,9 @@ std::int64_t clock_offset(Endpoint& endpoint, int rank, int other, Deadline dead
 /// Checks that `tensor` is [rows, row_elements...] of a dtype with dense rows; `what` names it in the error.
 void check_rows(const Tensor& tensor, DType dtype, std::int64_t rows, std::int64_t row_elements,
                 const std::string& what);
+
+/// Checks that nothing lies between the rows of `tensor`.
+void check_adjacent_rows(const Tensor& tensor, const std::string& what);
 
 /// What Reduction is a handle of.
 class ReductionState : public std::enable_shared_from_this<ReductionState> {

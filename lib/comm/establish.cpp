@@ -2,7 +2,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <future>
+#include <optional>
 #include <random>
 
 #include "base/bytes.hpp"
@@ -34,6 +36,20 @@ struct Hello {
   }
 };
 
+// Key and both values of the first fact that differs between two encodings.
+std::array<std::string, 3> first_difference(const std::string& a, const std::string& b) {
+  ByteReader first(a);
+  ByteReader other(b);
+  while (!first.at_end() && !other.at_end()) {
+    std::string key = first.string();
+    std::string mine = first.string();
+    other.string();
+    std::string theirs = other.string();
+    if (mine != theirs) return {std::move(key), std::move(mine), std::move(theirs)};
+  }
+  return {"the number of facts", std::to_string(a.size()), std::to_string(b.size())};
+}
+
 std::string random_group() {
   std::random_device random;
   std::string bytes;
@@ -44,16 +60,18 @@ std::string random_group() {
   return bytes;
 }
 
-void compare_hellos(const std::vector<Hello>& hellos) {
+std::optional<Error> compare_hellos(const std::vector<Hello>& hellos) {
   for (std::size_t r = 1; r < hellos.size(); ++r) {
-    auto compare = [&](const char* what, const std::string& first, const std::string& other) {
-      if (first == other) return;
-      throw Error(ErrorCode::version_mismatch,
-                  fmt::format("{}: rank 0 has '{}', rank {} has '{}'", what, first, r, other), static_cast<int>(r));
+    auto differs = [&](const char* what, const std::string& first, const std::string& other) {
+      return Error(ErrorCode::version_mismatch,
+                   fmt::format("{}: rank 0 has '{}', rank {} has '{}'", what, first, r, other), static_cast<int>(r));
     };
-    compare("tandem version", hellos[0].version, hellos[r].version);
-    compare("transport", hellos[0].transport, hellos[r].transport);
+    const Hello& first = hellos[0];
+    const Hello& other = hellos[r];
+    if (first.version != other.version) return differs("tandem version", first.version, other.version);
+    if (first.transport != other.transport) return differs("transport", first.transport, other.transport);
   }
+  return std::nullopt;
 }
 
 // One blocking transfer of eight bytes, for the clocks.
@@ -112,6 +130,15 @@ std::int64_t clock_offset(Endpoint& endpoint, int rank, int other, Deadline dead
   return offset;
 }
 
+void CommunicatorImpl::join() {
+  try {
+    establish();
+  } catch (const Error& e) {
+    fail({e.code(), e.what(), e.rank(), -1}, true);
+    throw;
+  }
+}
+
 void CommunicatorImpl::establish() {
   if (size() == 1) return;
   const Deadline deadline = Deadline::after(options_.rendezvous_timeout);
@@ -132,7 +159,7 @@ void CommunicatorImpl::establish() {
   for (const std::string& bytes : meet([&] { return meeting_->collect("introduction", mine.encode(), deadline); })) {
     hellos.push_back(Hello::decode(bytes));
   }
-  compare_hellos(hellos);
+  if (const std::optional<Error> e = compare_hellos(hellos)) disagree(*e, deadline);
   std::vector<std::string> addresses;
   for (const Hello& h : hellos) addresses.push_back(h.address);
   meet([&] { endpoint_->connect(addresses, deadline); });
@@ -158,20 +185,22 @@ void CommunicatorImpl::agree(const std::string& name, const std::vector<std::pai
   const std::vector<std::string> all = meet([&] { return meeting_->collect(name, mine.bytes(), deadline); });
   for (std::size_t r = 1; r < all.size(); ++r) {
     if (all[r] == all[0]) continue;
-    ByteReader first(all[0]);
-    ByteReader other(all[r]);
-    while (!first.at_end() && !other.at_end()) {
-      const std::string key = first.string();
-      const std::string a = first.string();
-      other.string();
-      const std::string b = other.string();
-      if (a == b) continue;
-      throw Error(ErrorCode::version_mismatch, fmt::format("{} differs: rank 0 has {}, rank {} has {}", key, a, r, b),
-                  static_cast<int>(r));
-    }
-    throw Error(ErrorCode::version_mismatch, fmt::format("{}: rank {} describes the batch differently", name, r),
-                static_cast<int>(r));
+    const auto [key, first, other] = first_difference(all[0], all[r]);
+    disagree(Error(ErrorCode::version_mismatch,
+                   fmt::format("{} differs: rank 0 has {}, rank {} has {}", key, first, r, other), static_cast<int>(r)),
+             deadline);
   }
+}
+
+void CommunicatorImpl::disagree(const Error& error, Deadline deadline) {
+  // A rank that throws now may take its communicator down, and its peers with it, before they have seen what differs.
+  try {
+    meeting_->barrier("disagreement",
+                      Deadline::at(std::min(deadline.time(), Deadline::after(std::chrono::seconds(1)).time())));
+  } catch (const Error&) {
+    // Some rank is gone already: it knows.
+  }
+  throw error;
 }
 
 }  // namespace tandem::detail

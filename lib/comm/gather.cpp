@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "comm/communicator_impl.hpp"
@@ -14,11 +15,10 @@ struct FieldRows {
   const std::byte* source = nullptr;
   std::size_t source_stride = 0;
   std::byte* landed = nullptr;
-  std::size_t landed_stride = 0;
   std::size_t row_bytes = 0;
 
   const std::byte* source_row(std::int64_t i) const { return source + static_cast<std::size_t>(i) * source_stride; }
-  std::byte* landed_row(std::int64_t i) const { return landed + static_cast<std::size_t>(i) * landed_stride; }
+  std::byte* landed_row(std::int64_t i) const { return landed + static_cast<std::size_t>(i) * row_bytes; }
 };
 
 void copy_rows(std::byte* to, std::size_t to_stride, const std::byte* from, std::size_t from_stride,
@@ -36,12 +36,15 @@ void copy_rows(std::byte* to, std::size_t to_stride, const std::byte* from, std:
 
 /// One gather as its stream task needs it: everything it touches is kept alive by it.
 struct GatherTask {
-  std::shared_ptr<OpState> op;
   std::weak_ptr<CommunicatorImpl> comm;
-  Plan plan;
+  std::shared_ptr<const Prepared::Data> prepared;
+  const Plan plan;
   Buffer slot;
+  std::shared_ptr<OpState> op;
   std::vector<GatherField> fields;
+  std::vector<std::size_t> specs;  // of each field in what was prepared
   std::vector<FieldRows> rows;
+  std::vector<Tensor> landed;
   struct Piece {
     std::size_t field = 0;
     const ChunkTransfer* transfer = nullptr;
@@ -49,19 +52,97 @@ struct GatherTask {
     std::byte* staging = nullptr;  // packed transfers
   };
   std::vector<Piece> own, receives, sends;
+  std::vector<std::vector<std::byte>> dense;
 
-  void run() const {
+  GatherTask(std::weak_ptr<CommunicatorImpl> c, std::shared_ptr<const Prepared::Data> p, Buffer s)
+      : comm(std::move(c)), prepared(std::move(p)), plan(prepared->plan), slot(std::move(s)) {}
+
+  void bind(const GatherField& field, int rank) {
+    const auto& all = prepared->gather.gather;
+    const auto it = std::find_if(all.begin(), all.end(), [&](const auto& g) { return g.spec.name == field.name; });
+    if (it == all.end()) {
+      throw Error(ErrorCode::invalid_usage, fmt::format("gather field '{}' was not prepared", field.name), rank);
+    }
+    const FieldSpec& spec = it->spec;
+    check_rows(field.source, spec.dtype, plan.rows(), spec.row_elements, fmt::format("gather source '{}'", field.name));
+    Tensor to = field.destination;
+    if (to.valid()) {
+      const std::string what = fmt::format("gather destination '{}'", field.name);
+      check_rows(to, spec.dtype, plan.landed_rows(), spec.row_elements, what);
+      check_adjacent_rows(to, what);
+    } else {
+      to = Tensor::view(slot, it->landed, spec.dtype, {plan.landed_rows(), spec.row_elements});
+    }
+    rows.push_back({static_cast<const std::byte*>(field.source.data()), field.source.row_stride_bytes(),
+                    static_cast<std::byte*>(to.data()), field.source.row_bytes()});
+    fields.push_back(field);
+    specs.push_back(static_cast<std::size_t>(it - all.begin()));
+    landed.push_back(std::move(to));
+  }
+
+  std::byte* staging(const std::vector<std::vector<Prepared::Data::Staging>>& all, std::size_t f,
+                     std::size_t transfer) const {
+    const Prepared::Data::Staging& s = all[specs[f]][transfer];
+    return s.bytes > 0 ? static_cast<std::byte*>(slot.data()) + s.offset : nullptr;
+  }
+
+  // Fields in priority order, within each the plan's order of chunks.
+  void add_items(const std::shared_ptr<OpState>& o) {
+    op = o;
+    auto item_of = [&](std::size_t f, const ChunkTransfer& t, bool receive) {
+      OpItem item;
+      item.receive = receive;
+      item.field = static_cast<int>(f);
+      item.chunk = t.chunk;
+      item.peer = t.peer;
+      item.bytes = rows[f].row_bytes * static_cast<std::size_t>(t.rows);
+      return item;
+    };
+    for (std::size_t f = 0; f < fields.size(); ++f) {
+      for (std::size_t a = 0; a < plan.arrivals().size(); ++a) {
+        const ChunkTransfer& t = plan.arrivals()[a];
+        OpItem item = item_of(f, t, true);
+        std::byte* const packed = staging(prepared->gather.receive, f, a);
+        if (packed != nullptr) {
+          // Holds the memory it writes to, for the caller may give up after a failure.
+          item.on_arrival = [r = rows[f], &t, packed, keep = plan, from = slot, to = landed[f]] {
+            unpack(r, t, packed);
+          };
+        }
+        (t.step == 0 ? own : receives).push_back({f, &t, op->add_item(std::move(item)), packed});
+      }
+    }
+    for (std::size_t f = 0; f < fields.size(); ++f) {
+      for (std::size_t d = 0; d < plan.departures().size(); ++d) {
+        const ChunkTransfer& t = plan.departures()[d];
+        sends.push_back({f, &t, op->add_item(item_of(f, t, false)), staging(prepared->gather.send, f, d)});
+      }
+    }
+  }
+
+  void run() {
     if (!op->start()) return;
+    for (FieldRows& f : rows) make_dense(f);
     post();
     for (const Piece& p : own) {
       const FieldRows& f = rows[p.field];
       for (const Run& run : p.transfer->runs) {
-        copy_rows(f.landed_row(run.landed_row), f.landed_stride, f.source_row(run.owner_row), f.source_stride,
-                  f.row_bytes, run.rows);
+        copy_rows(f.landed_row(run.landed_row), f.row_bytes, f.source_row(run.owner_row), f.source_stride, f.row_bytes,
+                  run.rows);
       }
       op->local_done(p.item);
     }
     op->task_done();
+  }
+
+  // Rows that lie apart are brought together first: a run travels as one piece whatever the sender's strides.
+  void make_dense(FieldRows& f) {
+    if (f.source_stride == f.row_bytes || sends.empty()) return;
+    const std::int64_t count = plan.rows();
+    dense.emplace_back(f.row_bytes * static_cast<std::size_t>(count));
+    copy_rows(dense.back().data(), f.row_bytes, f.source, f.source_stride, f.row_bytes, count);
+    f.source = dense.back().data();
+    f.source_stride = f.row_bytes;
   }
 
   void post() const {
@@ -89,15 +170,9 @@ struct GatherTask {
       add(p, receive, p.staging, f.row_bytes * static_cast<std::size_t>(p.transfer->rows));
       return;
     }
-    const std::size_t stride = receive ? f.landed_stride : f.source_stride;
     for (const Run& run : p.transfer->runs) {
-      // Rows that lie apart travel one by one.
-      const std::int64_t step = stride == f.row_bytes ? run.rows : 1;
-      for (std::int64_t i = 0; i < run.rows; i += step) {
-        void* data =
-            receive ? f.landed_row(run.landed_row + i) : const_cast<std::byte*>(f.source_row(run.owner_row + i));
-        add(p, receive, data, f.row_bytes * static_cast<std::size_t>(step));
-      }
+      void* data = receive ? f.landed_row(run.landed_row) : const_cast<std::byte*>(f.source_row(run.owner_row));
+      add(p, receive, data, f.row_bytes * static_cast<std::size_t>(run.rows));
     }
   }
 
@@ -112,19 +187,11 @@ struct GatherTask {
 
   static void unpack(const FieldRows& f, const ChunkTransfer& transfer, const std::byte* staging) {
     for (const Run& run : transfer.runs) {
-      copy_rows(f.landed_row(run.landed_row), f.landed_stride, staging, f.row_bytes, f.row_bytes, run.rows);
+      copy_rows(f.landed_row(run.landed_row), f.row_bytes, staging, f.row_bytes, f.row_bytes, run.rows);
       staging += f.row_bytes * static_cast<std::size_t>(run.rows);
     }
   }
 };
-
-std::size_t spec_of(const Prepared::Data& prepared, const std::string& name, int rank) {
-  const auto& gather = prepared.gather.gather;
-  for (std::size_t i = 0; i < gather.size(); ++i) {
-    if (gather[i].spec.name == name) return i;
-  }
-  throw Error(ErrorCode::invalid_usage, fmt::format("gather field '{}' was not prepared", name), rank);
-}
 
 }  // namespace
 
@@ -133,82 +200,19 @@ Work CommunicatorImpl::gather(const Plan& plan, std::span<const GatherField> fie
   const std::shared_ptr<const Prepared::Data> prepared = find_prepared(plan);
   std::vector<std::string> names;
   for (const GatherField& f : fields) names.push_back(f.name);
-  const auto slot_index = static_cast<std::size_t>(gathers_ % Prepared::slots);
-
-  auto task = std::make_shared<GatherTask>(GatherTask{nullptr,
-                                                      weak_from_this(),
-                                                      plan,
-                                                      prepared->gather_slots[slot_index],
-                                                      {fields.begin(), fields.end()},
-                                                      {},
-                                                      {},
-                                                      {},
-                                                      {}});
-  auto* slot = static_cast<std::byte*>(task->slot.data());
-  std::vector<std::size_t> specs;
-  std::vector<Tensor> landed;
-  for (const GatherField& field : fields) {
-    const std::size_t s = spec_of(*prepared, field.name, rank());
-    const Prepared::Data::GatherSlot& spec = prepared->gather.gather[s];
-    check_rows(field.source, spec.spec.dtype, plan.rows(), spec.spec.row_elements,
-               fmt::format("gather source '{}'", field.name));
-    Tensor to = field.destination;
-    if (to.valid()) {
-      check_rows(to, spec.spec.dtype, plan.landed_rows(), spec.spec.row_elements,
-                 fmt::format("gather destination '{}'", field.name));
-    } else {
-      to = Tensor::view(task->slot, spec.landed, spec.spec.dtype, {plan.landed_rows(), spec.spec.row_elements});
-    }
-    task->rows.push_back({static_cast<const std::byte*>(field.source.data()), field.source.row_stride_bytes(),
-                          static_cast<std::byte*>(to.data()), to.row_stride_bytes(), field.source.row_bytes()});
-    specs.push_back(s);
-    landed.push_back(std::move(to));
-  }
+  const auto slot = static_cast<std::size_t>(gathers_ % Prepared::slots);
+  const auto task = std::make_shared<GatherTask>(weak_from_this(), prepared, prepared->gather_slots[slot]);
+  for (const GatherField& f : fields) task->bind(f, rank());
 
   const std::shared_ptr<OpState> op = make_op(OpKind::gather, std::move(names));
-  task->op = op;
-  auto staging = [&](const std::vector<std::vector<Prepared::Data::Staging>>& all, std::size_t field,
-                     std::size_t transfer) {
-    const Prepared::Data::Staging& s = all[specs[field]][transfer];
-    return s.bytes > 0 ? slot + s.offset : nullptr;
-  };
-  for (std::size_t f = 0; f < fields.size(); ++f) {
-    for (std::size_t a = 0; a < plan.arrivals().size(); ++a) {
-      const ChunkTransfer& t = plan.arrivals()[a];
-      OpItem item;
-      item.field = static_cast<int>(f);
-      item.chunk = t.chunk;
-      item.peer = t.step == 0 ? rank() : t.peer;
-      item.bytes = task->rows[f].row_bytes * static_cast<std::size_t>(t.rows);
-      std::byte* packed = staging(prepared->gather.receive, f, a);
-      if (packed != nullptr) {
-        // Keeps the memory it writes to, for the caller may give up after a failure.
-        item.on_arrival = [rows = task->rows[f], &t, packed, plan, slot = task->slot, to = landed[f]] {
-          GatherTask::unpack(rows, t, packed);
-        };
-      }
-      (t.step == 0 ? task->own : task->receives).push_back({f, &t, op->add_item(std::move(item)), packed});
-    }
-  }
-  for (std::size_t f = 0; f < fields.size(); ++f) {
-    for (std::size_t d = 0; d < plan.departures().size(); ++d) {
-      const ChunkTransfer& t = plan.departures()[d];
-      OpItem item;
-      item.receive = false;
-      item.field = static_cast<int>(f);
-      item.chunk = t.chunk;
-      item.peer = t.peer;
-      item.bytes = task->rows[f].row_bytes * static_cast<std::size_t>(t.rows);
-      task->sends.push_back({f, &t, op->add_item(std::move(item)), staging(prepared->gather.send, f, d)});
-    }
-  }
+  task->add_items(op);
   op->expect_task();
-  op->set_landed(std::move(landed));
+  op->set_landed(task->landed);
   op->keep(task);
   open_op(op);
   ++gathers_;
-  if (const auto& previous = gather_last_[slot_index].last) stream.impl().wait(previous->all_done(), {});
-  gather_last_[slot_index].last = op;
+  if (const auto& previous = gather_last_[slot].last) stream.impl().wait(previous->all_done(), {});
+  gather_last_[slot].last = op;
   stream.run([task] { task->run(); });
   return Work(op);
 }

@@ -72,4 +72,11 @@ void check_rows(const Tensor& tensor, DType dtype, std::int64_t rows, std::int64
                           row_elements, tensor.valid() ? tensor.describe() : "no tensor"));
 }
 
+void check_adjacent_rows(const Tensor& tensor, const std::string& what) {
+  if (tensor.size(0) < 2 || tensor.stride(0) == tensor.row_elements()) return;
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("{}: rows must follow each other, got a stride of {} elements for rows of {}", what,
+                          tensor.stride(0), tensor.row_elements()));
+}
+
 }  // namespace tandem::detail

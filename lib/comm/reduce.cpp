@@ -218,9 +218,7 @@ Reduction CommunicatorImpl::reduce(const Plan& plan, std::span<const ReduceField
       throw Error(ErrorCode::invalid_usage, fmt::format("reduce field '{}' was not prepared", f.name), rank());
     check_rows(f.contributions, DType::f32, plan.landed_rows(), spec->row_elements,
                fmt::format("reduce contributions '{}'", f.name));
-    if (f.contributions.stride(0) != spec->row_elements && plan.landed_rows() > 1) {
-      throw Error(ErrorCode::invalid_argument, fmt::format("reduce contributions '{}': rows must follow each other", f.name), rank());
-    }
+    check_adjacent_rows(f.contributions, fmt::format("reduce contributions '{}'", f.name));
     const DType result = f.result.valid() && f.result.dtype() == DType::bf16 ? DType::bf16 : DType::f32;
     check_rows(f.result, result, plan.rows(), spec->row_elements, fmt::format("reduce result '{}'", f.name));
     names.push_back(f.name);

@@ -38,7 +38,7 @@ std::shared_ptr<CommunicatorImpl> CommunicatorImpl::split(int color, int key) {
   options.rank = group.rank;
   options.size = group.size();
   auto child = std::make_shared<CommunicatorImpl>(std::move(options), std::move(group), job_store_, route_reason_);
-  child->establish();
+  child->join();
   return child;
 }
 

@@ -110,6 +110,11 @@ Batch& Rank::post(const std::vector<tandem_transfer>& transfers) {
   return *batch;
 }
 
+void Rank::post_raw(const tandem_transfer& transfer, tandem_completion_fn on_complete, void* user) {
+  const tandem_post_params params{sizeof(params), &transfer, 1, nullptr, on_complete, user};
+  EXPECT_EQ(transport_.post(context_, &params), TANDEM_OK);
+}
+
 tandem_status Rank::try_post(const std::vector<tandem_transfer>& transfers) {
   Batch never(transfers.size());
   const tandem_post_params params{sizeof(params), transfers.data(),    transfers.size(),

@@ -70,6 +70,8 @@ class Rank {
   tandem_status connect_test(int peer) { return transport_.connect_test(context_, peer); }
   /// The batch lives as long as this object.
   Batch& post(const std::vector<tandem_transfer>& transfers);
+  /// Without a batch: for completions that do something.
+  void post_raw(const tandem_transfer& transfer, tandem_completion_fn on_complete, void* user);
   tandem_status try_post(const std::vector<tandem_transfer>& transfers);
   void abort(const std::string& reason) { transport_.abort(context_, reason.c_str()); }
   void close();

@@ -61,7 +61,7 @@ commands_of_markdown() {
 # The same of a help page: the indented lines of its Examples section, "#" lines aside.
 commands_of_help() {
   awk '
-    /^[Ee]xamples:?[ \t]*$/ { inside = 1; next }
+    tolower($0) ~ /^examples:?[ \t]*$/ { inside = 1; next }
     /^[^ \t]/ { inside = 0 }
     inside && /[^ \t]/ {
       line = $0; sub(/^[ \t]+/, "", line); sub(/^\$ /, "", line)
@@ -74,7 +74,7 @@ commands_of_help() {
 
 subcommands_of_help() {
   awk '
-    /^[Ss]ubcommands:?[ \t]*$/ { inside = 1; next }
+    tolower($0) ~ /^subcommands:?[ \t]*$/ { inside = 1; next }
     /^[^ \t]/ { inside = 0 }
     inside && /^  [a-z]/ { print $1 }
   '

@@ -23,7 +23,8 @@ struct CheckResult {
   std::int64_t topk_near_ties = 0;
   /// Rows without keys, and pads, whose results are not exactly what they must be.
   std::int64_t dead_row_faults = 0;
-  std::int64_t checked_rows = 0;  ///< whose results were computed again
+  bool unsharded_sets_differ = false;  ///< looked at with bf16 only
+  std::int64_t checked_rows = 0;       ///< whose results were computed again
   std::int64_t rows = 0;
   double loss = 0;  ///< what the ranks computed
   /// What was left out, in words; "" if nothing.

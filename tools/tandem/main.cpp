@@ -106,7 +106,7 @@ class Cli {
  private:
   void add_launch() {
     CLI::App* launch = app_.add_subcommand("launch", "Run a command as N ranks on this host");
-    launch->usage("Usage: tandem launch -n N [--prefix] [--grace S] [--] COMMAND [ARGUMENT...]");
+    launch->add_option("COMMAND", launch_.command, "What to run, with its arguments; a '--' may stand in front");
     launch->add_option("-n,--ranks", launch_ranks_, "Number of ranks")->required()->type_name("N");
     launch->add_flag("--prefix", launch_.prefix, "Put \"[rank] \" in front of every line");
     launch->add_option("--grace", launch_grace_, "Seconds for the others to end once a rank has failed (5)")

@@ -60,12 +60,8 @@ std::shared_ptr<HostQueue> HostDevice::queue_for(const StreamOptions& options) {
   return folded_[index];
 }
 
-std::shared_ptr<HostQueue> HostDevice::make_queue(const std::string& thread_name) {
-  std::erase_if(cores_, [](const std::weak_ptr<QueueCore>& core) { return core.expired(); });
-  cores_.reserve(cores_.size() + 1);
-  auto queue = std::make_shared<HostQueue>(thread_name);
-  cores_.push_back(queue->core_handle());
-  return queue;
+std::shared_ptr<HostQueue> HostDevice::make_queue(const std::string& thread_name) const {
+  return std::make_shared<HostQueue>(thread_name, live_);
 }
 
 std::shared_ptr<EventImpl> HostDevice::create_event() { return std::make_shared<HostEvent>(); }
@@ -87,23 +83,15 @@ std::shared_ptr<void> HostDevice::allocate(std::size_t bytes) {
   return {memory, [](void* p) { std::free(p); }};
 }
 
-std::vector<std::shared_ptr<QueueCore>> HostDevice::live_cores() {
-  std::vector<std::shared_ptr<QueueCore>> live;
-  const std::lock_guard lock(mutex_);
-  for (const std::weak_ptr<QueueCore>& weak : cores_) {
-    if (auto core = weak.lock()) live.push_back(std::move(core));
-  }
-  return live;
-}
-
 void HostDevice::synchronize(Deadline deadline) {
-  // A task may give work to a queue that was seen idle already. Two rounds that find every queue idle and none given
-  // anything in between prove that all were idle at once.
+  // Streams whose handles are gone count until their work is done. And a task may give work to a queue that was seen
+  // idle already: two rounds that find every queue idle and none given anything in between prove that all were idle at
+  // once.
   using Totals = std::vector<std::pair<std::shared_ptr<QueueCore>, std::uint64_t>>;
   Totals before;
   while (true) {
     Totals totals;
-    for (std::shared_ptr<QueueCore>& core : live_cores()) {
+    for (std::shared_ptr<QueueCore>& core : live_->all()) {
       const std::uint64_t total = core->wait_idle(deadline);
       totals.emplace_back(std::move(core), total);
     }

@@ -26,18 +26,16 @@ class HostDevice final : public DeviceImpl, public std::enable_shared_from_this<
 
  private:
   std::shared_ptr<HostQueue> queue_for(const StreamOptions& options);
-  std::shared_ptr<HostQueue> make_queue(const std::string& thread_name);
-  std::vector<std::shared_ptr<QueueCore>> live_cores();
+  std::shared_ptr<HostQueue> make_queue(const std::string& thread_name) const;
 
   const HostDeviceOptions options_;
   const std::shared_ptr<FirstFailure> failure_ = std::make_shared<FirstFailure>();
+  const std::shared_ptr<LiveQueues> live_ = std::make_shared<LiveQueues>();
   std::mutex mutex_;
   // Folded: the device owns the queues, made when their first stream is. Free-threaded: each stream owns its own.
   std::vector<std::shared_ptr<HostQueue>> folded_;
   std::shared_ptr<HostQueue> copy_queue_;
   std::size_t streams_ = 0;  // copy streams do not count
-  // Of all queues, those of streams that are gone included until their work is done.
-  std::vector<std::weak_ptr<QueueCore>> cores_;
 };
 
 class HostStream final : public StreamImpl {

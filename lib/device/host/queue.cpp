@@ -54,26 +54,24 @@ void QueueCore::push(std::shared_ptr<StreamState> stream, std::function<void()> 
 }
 
 template <class Done>
-void QueueCore::wait_until(std::unique_lock<std::mutex>& lock, Deadline deadline, const char* who,
-                           const std::string& name, Done done) {
+void QueueCore::wait_until(std::unique_lock<std::mutex>& lock, Deadline deadline, const std::string& who, Done done) {
   if (done()) return;
   if (std::this_thread::get_id() == thread_id_) {
-    throw Error(ErrorCode::invalid_usage, std::string(who) + " '" + name +
-                                              "' cannot be synchronized by a task that its pending work waits behind");
+    throw Error(ErrorCode::invalid_usage, who + " cannot be synchronized by a task that its pending work waits behind");
   }
   ++waiters_;
   const bool in_time = completed_.wait_until(lock, deadline.time(), done);
   --waiters_;
   if (!in_time) {
-    throw Error(ErrorCode::timeout, std::string(who) + " '" + name + "' was not done at the deadline: " +
-                                        std::to_string(pending_) + " tasks pending in its queue");
+    throw Error(ErrorCode::timeout,
+                who + " was not done at the deadline: " + std::to_string(pending_) + " tasks pending in its queue");
   }
 }
 
 void QueueCore::synchronize(const StreamState& stream, Deadline deadline) {
   std::unique_lock lock(mutex_);
   const std::uint64_t target = stream.submitted;
-  wait_until(lock, deadline, "stream", stream.name, [&] { return stream.completed >= target; });
+  wait_until(lock, deadline, "stream '" + stream.name + "'", [&] { return stream.completed >= target; });
 }
 
 bool QueueCore::idle(const StreamState& stream) const {
@@ -83,8 +81,7 @@ bool QueueCore::idle(const StreamState& stream) const {
 
 std::uint64_t QueueCore::wait_idle(Deadline deadline) {
   std::unique_lock lock(mutex_);
-  const std::string name = entries_.empty() ? "of the device" : entries_.front().stream->name;
-  wait_until(lock, deadline, "stream", name, [&] { return pending_ == 0; });
+  wait_until(lock, deadline, "the device", [&] { return pending_ == 0; });
   return total_;
 }
 
@@ -121,10 +118,31 @@ bool QueueCore::close() {
   return idle;
 }
 
-HostQueue::HostQueue(const std::string& thread_name) : core_(std::make_shared<QueueCore>()) {
+void LiveQueues::add(std::shared_ptr<QueueCore> core) {
+  const std::lock_guard lock(mutex_);
+  cores_.push_back(std::move(core));
+}
+
+void LiveQueues::remove(const QueueCore* core) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(cores_, [core](const std::shared_ptr<QueueCore>& c) { return c.get() == core; });
+}
+
+std::vector<std::shared_ptr<QueueCore>> LiveQueues::all() const {
+  const std::lock_guard lock(mutex_);
+  return cores_;
+}
+
+HostQueue::HostQueue(const std::string& thread_name, std::shared_ptr<LiveQueues> live)
+    : core_(std::make_shared<QueueCore>()) {
+  live->add(core_);
   try {
-    thread_ = std::thread([core = core_, thread_name] { core->run(thread_name); });
+    thread_ = std::thread([core = core_, live, thread_name] {
+      core->run(thread_name);
+      live->remove(core.get());
+    });
   } catch (const std::system_error& e) {
+    live->remove(core_.get());
     throw Error(ErrorCode::device, "cannot start a thread for stream '" + thread_name + "': " + e.what());
   }
 }

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "tandem/deadline.hpp"
 #include "tandem/error.hpp"
@@ -58,8 +59,7 @@ class QueueCore {
     std::function<void()> task;
   };
   template <class Done>
-  void wait_until(std::unique_lock<std::mutex>& lock, Deadline deadline, const char* who, const std::string& name,
-                  Done done);
+  void wait_until(std::unique_lock<std::mutex>& lock, Deadline deadline, const std::string& who, Done done);
 
   mutable std::mutex mutex_;
   std::condition_variable pushed_;
@@ -72,17 +72,29 @@ class QueueCore {
   bool closed_ = false;
 };
 
+/// The queues of a device whose threads run. A thread leaves the list as its last act, so that whoever finds it gone
+/// also sees what its tasks wrote.
+class LiveQueues {
+ public:
+  void add(std::shared_ptr<QueueCore> core);
+  void remove(const QueueCore* core);
+  std::vector<std::shared_ptr<QueueCore>> all() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::shared_ptr<QueueCore>> cores_;
+};
+
 /// A thread that runs tasks in the order they were given. Destroying it never waits for a task: what is queued still
 /// runs, then the thread ends.
 class HostQueue {
  public:
-  explicit HostQueue(const std::string& thread_name);
+  HostQueue(const std::string& thread_name, std::shared_ptr<LiveQueues> live);
   ~HostQueue();
   HostQueue(const HostQueue&) = delete;
   HostQueue& operator=(const HostQueue&) = delete;
 
   QueueCore& core() const noexcept { return *core_; }
-  const std::shared_ptr<QueueCore>& core_handle() const noexcept { return core_; }
 
  private:
   std::shared_ptr<QueueCore> core_;

@@ -54,6 +54,9 @@ tandem_status guarded(const Host& host, const char* what, Body&& body) noexcept 
   try {
     try {
       return body();
+    } catch (const Error& e) {
+      code = e.code();
+      host.log(TANDEM_LOG_ERROR, "{}: {}", what, e.what());
     } catch (const std::invalid_argument& e) {
       code = ErrorCode::invalid_argument;
       host.log(TANDEM_LOG_ERROR, "{}: {}", what, e.what());

@@ -99,8 +99,8 @@ Peer::Receive& Peer::find(const Frame& frame) {
 char* Peer::destination(const Frame& frame) {
   Receive& receive = find(frame);
   if (frame.bytes > receive.operation.bytes - receive.arrived)
-    throw ProtocolError(fmt::format("{} bytes for a receive that lacks {}", frame.bytes,
-                                    receive.operation.bytes - receive.arrived));
+    throw ProtocolError(
+        fmt::format("{} bytes for a receive that lacks {}", frame.bytes, receive.operation.bytes - receive.arrived));
   return receive.operation.buffer + receive.arrived;
 }
 
@@ -127,6 +127,7 @@ void Peer::frame_arrived(const Frame& frame) {
     case Frame::bye: {
       const auto reason = fmt::format("rank {} closed its transport", peer_);
       stream_->stop();
+      stream_->acknowledge();  // its close waits for that
       status_ = plugin::status(ErrorCode::peer_failed);
       failure_ = reason;
       if (has_pending()) fail(reason);

@@ -61,7 +61,8 @@ class Peer final : public StreamOwner {
   void queue_segments();
   void fail(const std::string& reason);
   bool has_pending() const;
-  std::string size_mismatch(std::uint64_t tag, int sender, std::uint64_t sent, int receiver, std::uint64_t wanted) const;
+  std::string size_mismatch(std::uint64_t tag, int sender, std::uint64_t sent, int receiver,
+                            std::uint64_t wanted) const;
 
   const int rank_;
   const int peer_;
@@ -76,7 +77,7 @@ class Peer final : public StreamOwner {
   // Multimaps keep values of one key in the order they came, which is the order in which they match.
   std::multimap<std::uint64_t, std::pair<std::uint64_t, Operation>> unmatched_sends_;  // by tag; with their serial
   std::multimap<std::uint64_t, Ready> unmatched_readies_;                              // by tag
-  std::map<std::uint64_t, Send> sending_;  // by serial: earlier posted ones go first
+  std::map<std::uint64_t, Send> sending_;                 // by serial: earlier posted ones go first
   std::unordered_map<std::uint64_t, Operation> leaving_;  // all queued, not all written
   std::unordered_map<std::uint64_t, Receive> receives_;   // by id
   std::vector<Frame> frames_;                             // to be written

@@ -2,6 +2,7 @@
 #include "transports/tcp/stream.hpp"
 
 #include <fmt/format.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -165,8 +166,7 @@ bool Stream::write_once() {
   for (const auto& piece : pieces_) {
     if (count + 2 > parts.size()) break;
     const auto head = piece.head_bytes();
-    if (piece.written < head)
-      parts[count++] = {const_cast<char*>(piece.head()) + piece.written, head - piece.written};
+    if (piece.written < head) parts[count++] = {const_cast<char*>(piece.head()) + piece.written, head - piece.written};
     const auto segment_written = piece.written - std::min(piece.written, head);
     if (piece.size() > head + segment_written)
       parts[count++] = {const_cast<char*>(piece.segment) + segment_written, piece.size() - head - segment_written};
@@ -201,6 +201,11 @@ void Stream::written(std::uint64_t bytes) {
     pieces_.pop_front();
     if (finishes) owner_->send_finished(serial);
   }
+}
+
+void Stream::acknowledge() {
+  const int on = 1;
+  ::setsockopt(fd(), IPPROTO_TCP, TCP_QUICKACK, &on, sizeof(on));
 }
 
 bool Stream::say_goodbye() {

@@ -37,8 +37,8 @@ struct ProtocolError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Frames on a connected socket, read straight into and written straight from their buffers. Used on the progress thread
-/// only. Reads and writes are plain system calls on a non-blocking socket; asio says when to try.
+/// Frames on a connected socket, read straight into and written straight from their buffers. Used on the progress
+/// thread only. Reads and writes are plain system calls on a non-blocking socket; asio says when to try.
 class Stream : public std::enable_shared_from_this<Stream> {
  public:
   Stream(boost::asio::ip::tcp::socket socket, StreamOwner& owner);
@@ -58,6 +58,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
   /// After stop(): says good-bye, unless a segment was cut in the middle, and ends the sending direction. May be called
   /// again until it returns true; false means that the socket takes no bytes at the moment.
   bool say_goodbye();
+  /// Tells the peer now what has been received; the system would put that off.
+  void acknowledge();
   int fd() { return socket_.native_handle(); }
 
  private:

@@ -4,14 +4,15 @@
 #include <array>
 #include <cstdint>
 
-/// What travels on a connection. Numbers keep the machine's byte order: the magic of the hello shows a peer with another.
+/// What travels on a connection. Numbers keep the machine's byte order: the magic of the hello shows a peer with
+/// another.
 namespace tandem::tcp {
 
 constexpr std::uint64_t hello_magic = 0x70637430'6d646e74;
 constexpr std::uint32_t wire_version = 1;
 
-/// A connection begins with three of them: the connecting side asks, the listening side accepts, and the connecting side
-/// confirms that this is the connection it will use, for it may have given up on the answer and tried elsewhere.
+/// A connection begins with three of them: the connecting side asks, the listening side accepts, and the connecting
+/// side confirms that this is the connection it will use, for it may have given up on the answer and tried elsewhere.
 struct Hello {
   enum Step : std::uint32_t { ask = 1, accept = 2, confirm = 3 };
   std::uint64_t magic = hello_magic;
@@ -27,7 +28,8 @@ struct Hello {
 };
 static_assert(sizeof(Hello) == 48);
 
-/// Then frames. The receiver of a transfer speaks first (`ready`), so that data never arrives before its buffer is known.
+/// Then frames. The receiver of a transfer speaks first (`ready`), so that data never arrives before its buffer is
+/// known.
 struct Frame {
   enum Kind : std::uint32_t {
     ready = 1,     // the next receive of `tag`: it wants `bytes`, and calls it `id`

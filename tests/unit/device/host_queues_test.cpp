@@ -150,25 +150,27 @@ TEST_P(Lifetime, DroppedStreamDoesNotWaitAndItsWorkStillRuns) {
 }
 
 TEST_P(Lifetime, LastHandleMayGoInsideATaskOfItsOwnQueue) {
+  std::atomic<bool> only_one_left{false};
   std::atomic<bool> gone{false};
   {
-    auto stream = std::make_shared<Stream>(make().create_stream());
-    auto* raw = stream.get();
-    raw->run([stream = std::move(stream), &gone]() mutable {
-      stream.reset();  // stream, queue and device go on the queue's own thread
+    const Stream stream = make().create_stream();
+    stream.run([last = std::optional<Stream>(stream), &only_one_left, &gone]() mutable {
+      eventually([&] { return only_one_left.load(); });
+      last.reset();  // stream, queue and device go on the queue's own thread
       gone = true;
     });
   }
+  only_one_left = true;
   EXPECT_TRUE(eventually([&] { return gone.load(); }));
 }
 
 TEST_P(Lifetime, LastHandleMayGoWithTheTaskThatHoldsIt) {
-  std::atomic<bool> ran{false};
+  const auto only_one_left = std::make_shared<std::atomic<bool>>(false);
   {
     const Stream stream = make().create_stream();
-    stream.run([stream, &ran] { ran = true; });
+    stream.run([stream, only_one_left] { eventually([&] { return only_one_left->load(); }); });
   }
-  EXPECT_TRUE(eventually([&] { return ran.load(); }));
+  *only_one_left = true;  // the handle goes when the queue drops the task
 }
 
 TEST_P(Lifetime, LastHandleMayGoOnAnotherQueue) {

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transports/tcp/context.hpp"
+
+#include <linux/sockios.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include <boost/asio/post.hpp>
+#include <set>
+
+#include "base/thread.hpp"
+#include "bootstrap/addresses.hpp"
+#include "tandem/deadline.hpp"
+
+namespace tandem::tcp {
+namespace {
+
+// The process's signals are for threads that know of them.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
+Context::Context(const Membership& self, const Options& options, const plugin::Host& host)
+    : self_(self), host_(host), work_(io_.get_executor()) {
+  for (int p = 0; p < self.size; ++p)
+    peers_.push_back(std::make_unique<Peer>(self.rank, p, options.segment_bytes, host_));
+  const bool narrowed = !options.interface.empty();
+  const auto bound = narrowed ? detail::local_address_for(options.interface) : std::string();
+  listener_.emplace(
+      io_, bound, self_, host_, [this](int rank) { return peer(rank).wants_connection(); },
+      [this](int rank, auto socket) { peer(rank).connected(std::move(socket)); });
+  own_address_.host = detail::host_identity();
+  own_address_.port = listener_->port();
+  own_address_.addresses = narrowed ? std::vector<std::string>{bound} : detail::advertised_addresses(std::nullopt);
+  listener_->start();
+  const SignalsBlocked blocked;
+  thread_ = std::thread([this] { run(); });
+}
+
+void Context::run() {
+  detail::set_thread_name("tandem-tcp");
+  for (;;) {
+    try {
+      io_.run();
+      return;
+    } catch (const std::exception& e) {
+      host_.log(TANDEM_LOG_ERROR, "tcp: the progress thread of rank {} failed: {}", self_.rank, e.what());
+      abort(ErrorCode::internal, e.what());
+    }
+  }
+}
+
+void Context::connect(const std::vector<std::string_view>& addresses) {
+  for (int p = 0; p < self_.rank; ++p) {
+    std::vector<boost::asio::ip::tcp::endpoint> candidates;
+    try {
+      candidates = Address::decode(addresses[static_cast<std::size_t>(p)]).candidates(own_address_.host);
+    } catch (const Error& e) {
+      throw Error(ErrorCode::invalid_argument, fmt::format("the address of rank {} is malformed: {}", p, e.what()));
+    }
+    if (candidates.empty())
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("rank {} is on another host and gave no address to reach it there", p));
+    dialers_.push_back(std::make_shared<Dialer>(io_, self_, p, std::move(candidates), host_,
+                                                [this, p](auto socket) { peer(p).connected(std::move(socket)); }));
+    boost::asio::post(io_, [dialer = dialers_.back()] { dialer->start(); });
+  }
+}
+
+void Context::post(const std::vector<tandem_transfer>& transfers, tandem_completion_fn on_complete, void* user) {
+  bool wake = false;
+  {
+    const std::lock_guard lock(mutex_);
+    for (std::uint64_t i = 0; i < transfers.size(); ++i) {
+      const auto& t = transfers[i];
+      inbox_.push_back(
+          {t.peer, t.direction == TANDEM_SEND, static_cast<char*>(t.buffer), t.bytes, t.tag, on_complete, user, i});
+    }
+    wake = !std::exchange(woken_, true);
+  }
+  if (wake) boost::asio::post(io_, [this] { empty_inbox(); });
+}
+
+void Context::abort(ErrorCode code, const std::string& reason) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!end_) end_ = End{code, reason};
+  }
+  boost::asio::post(io_, [this] { empty_inbox(); });
+}
+
+void Context::empty_inbox() {
+  std::vector<Operation> operations;
+  std::optional<End> end;
+  {
+    const std::lock_guard lock(mutex_);
+    operations.swap(inbox_);
+    end = end_;
+    woken_ = false;
+  }
+  if (end) {
+    end_everything(*end);
+    for (const auto& operation : operations) operation.complete(end->code, end->reason);
+    return;
+  }
+  std::set<int> touched;
+  for (const auto& operation : operations) {
+    peer(operation.peer).post(operation);
+    touched.insert(operation.peer);
+  }
+  for (const int rank : touched) peer(rank).flush();
+}
+
+void Context::end_everything(const End& end) {
+  if (std::exchange(ended_, true)) return;
+  listener_->stop();
+  for (const auto& dialer : dialers_) dialer->stop();
+  for (const auto& peer : peers_) peer->stop(end.code, end.reason);
+}
+
+Context::~Context() {
+  bool aborted = false;
+  {
+    const std::lock_guard lock(mutex_);
+    aborted = end_.has_value();
+  }
+  abort(ErrorCode::aborted, "the transport was closed");
+  work_.reset();
+  boost::asio::post(io_, [this] { io_.stop(); });
+  thread_.join();
+  while (!inbox_.empty()) empty_inbox();  // what completions posted last
+  if (!aborted) linger();
+}
+
+/// Lets what was sent arrive: closing a socket that still gets data resets the connection and drops what is under way.
+void Context::linger() {
+  const auto deadline = Deadline::after(std::chrono::milliseconds(500));
+  std::set<Stream*> talking, leaving;
+  for (const auto& peer : peers_) {
+    if (peer->stream()) talking.insert(peer->stream().get());
+  }
+  while (!deadline.passed()) {
+    std::erase_if(talking, [&](Stream* stream) { return stream->say_goodbye() && leaving.insert(stream).second; });
+    std::vector<pollfd> readable;
+    std::erase_if(leaving, [&](Stream* stream) {
+      const auto thrown_away = ::recv(stream->fd(), nullptr, 1U << 30, MSG_TRUNC | MSG_DONTWAIT);
+      stream->acknowledge();
+      int unacknowledged = 0;
+      const bool gone = thrown_away == 0 || (thrown_away < 0 && errno != EAGAIN && errno != EINTR);
+      // The end of the stream counts as one.
+      return gone || ::ioctl(stream->fd(), SIOCOUTQ, &unacknowledged) != 0 || unacknowledged <= 1;
+    });
+    if (talking.empty() && leaving.empty()) return;
+    for (Stream* stream : leaving) readable.push_back({stream->fd(), POLLIN, 0});
+    ::poll(readable.data(), readable.size(), 1);
+  }
+}
+
+}  // namespace tandem::tcp

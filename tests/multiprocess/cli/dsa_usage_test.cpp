@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "run_command.hpp"
+
+namespace tandem::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Bad {
+  std::vector<std::string> arguments;
+  std::string says;
+};
+
+void PrintTo(const Bad& bad, std::ostream* out) {
+  for (const std::string& a : bad.arguments) *out << a << ' ';
+}
+
+class DsaUsage : public ::testing::TestWithParam<Bad> {};
+
+TEST_P(DsaUsage, IsRefused) {
+  std::vector<std::string> arguments{"dsa"};
+  arguments.insert(arguments.end(), GetParam().arguments.begin(), GetParam().arguments.end());
+  const Ended e = run_tandem(arguments);
+  EXPECT_EQ(e.code, 2) << e.err;
+  EXPECT_EQ(e.out, "");
+  EXPECT_THAT(e.err, HasSubstr(GetParam().says));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, DsaUsage,
+    ::testing::Values(
+        Bad{{"--ranks", "0"}, "--ranks: 0 is too small"}, Bad{{"--ranks", "-2"}, "--ranks: -2 is too small"},
+        Bad{{"--ranks", "many"}, "--ranks: 'many' is not a whole number"},
+        Bad{{"--ranks", "100000"}, "--ranks: 100000 is too large"},
+        Bad{{"--seq-len", "-5"}, "--seq-len: -5 is too small"}, Bad{{"--seq-len", "0"}, "--seq-len: 0 is too small"},
+        Bad{{"--seq-len", "4294967296"}, "too large"}, Bad{{"--docs", "5,-1,3"}, "--docs: -1 is too small"},
+        Bad{{"--docs", "5,,3"}, "--docs: '' is not a whole number"},
+        Bad{{"--docs", "2000000000,2000000000"}, "more than 2147483647 rows"}, Bad{{"--docs", ""}, "--docs"},
+        Bad{{"--topk", "0"}, "--topk: 0 is too small"}, Bad{{"--heads", "0"}, "--heads: 0 is too small"},
+        Bad{{"--index-heads", "0"}, "--index-heads: 0 is too small"},
+        Bad{{"--chunk-tokens", "0"}, "--chunk-tokens: 0 is too small"},
+        Bad{{"--model", "gpt"}, "--model: 'gpt' is unknown; it is one of tiny, deepseek-v3.2, glm-5"},
+        Bad{{"--layout", "striped"}, "one of contiguous, zigzag"}, Bad{{"--dtype", "fp8"}, "one of fp32, bf16"},
+        Bad{{"--wire", "int8"}, "one of fp32, bf16"}, Bad{{"--transport", "pigeon"}, "one of tcp, loopback"},
+        Bad{{"--device", "cuda"}, "cuda is not built into this version"}, Bad{{"--device", "tpu"}, "--device: 'tpu'"},
+        Bad{{"--timeout", "0"}, "--timeout"}, Bad{{"--timeout", "soon"}, "--timeout: 'soon'"},
+        Bad{{"--rendezvous-timeout", "-1"}, "--rendezvous-timeout"}, Bad{{"--seed", "-1"}, "--seed: '-1'"},
+        Bad{{"--seq-len", "9", "--docs", "4"}, "--seq-len and --docs exclude each other"},
+        Bad{{"--seq-len", "9", "--input", "/etc/passwd"}, "--seq-len and --input exclude each other"},
+        Bad{{"--docs", "9", "--input", "/etc/passwd"}, "--docs and --input exclude each other"},
+        Bad{{"--docs", "9,4", "--pad-to", "8"}, "--pad-to: 8 is smaller than document 0, which has 9 tokens"},
+        Bad{{"--pad-to", "8"}, "--pad-to needs"}, Bad{{"--no-such-option"}, "--no-such-option"},
+        Bad{{"--ranks", "2", "stray"}, "stray"}, Bad{{"--ranks"}, "--ranks"},
+        Bad{{"--input", "/no/such/file"}, "--input: cannot read '/no/such/file': No such file or directory"},
+        Bad{{"--input", "/"}, "--input: cannot read '/': Is a directory"},
+        Bad{{"--trace", "/no/such/folder/t.json"}, "--trace: cannot write '/no/such/folder/t.json': No such file"},
+        Bad{{"--trace", "/"}, "--trace: cannot write '/': Is a directory"},
+        Bad{{"--trace", "/dev/null"}, "not a regular file"}));
+
+TEST(Usage, NoOrUnknownCommand) {
+  EXPECT_EQ(run_tandem({}).code, 2);
+  EXPECT_EQ(run_tandem({"attend"}).code, 2);
+  EXPECT_EQ(run_tandem({"info", "extra"}).code, 2);
+}
+
+TEST(DsaUsageUnderALauncher, NamesTheRank) {
+  const std::vector<std::string> rank{"RANK=1", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=1"};
+  const Ended other = run_tandem({"dsa", "--ranks", "3"}, rank);
+  EXPECT_EQ(other.code, 2);
+  EXPECT_THAT(other.err, HasSubstr("rank 1"));
+  EXPECT_THAT(other.err, HasSubstr("--ranks: 3 differs from WORLD_SIZE"));
+  const Ended loopback = run_tandem({"dsa", "--transport", "loopback"}, rank);
+  EXPECT_EQ(loopback.code, 2);
+  EXPECT_THAT(loopback.err, HasSubstr("threads of one process"));
+}
+
+TEST(DsaUsageUnderALauncher, WantsTheWholeEnvironment) {
+  const std::string store = "TANDEM_STORE=127.0.0.1:1/00000000000000000000000000000000";
+  EXPECT_THAT(run_tandem({"dsa"}, {store}).err, HasSubstr("TANDEM_STORE is set, but RANK is not"));
+  EXPECT_THAT(run_tandem({"dsa"}, {store, "RANK=0"}).err, HasSubstr("WORLD_SIZE is not"));
+  EXPECT_THAT(run_tandem({"dsa"}, {store, "RANK=2", "WORLD_SIZE=2"}).err, HasSubstr("RANK is 2, but WORLD_SIZE is 2"));
+  EXPECT_THAT(run_tandem({"dsa"}, {store, "RANK=x", "WORLD_SIZE=2"}).err, HasSubstr("RANK is 'x'"));
+}
+
+TEST(Info, JsonAndTextTellTheSame) {
+  const Ended e = run_tandem({"info", "--json"});
+  ASSERT_EQ(e.code, 0) << e.err;
+  const nlohmann::json info = nlohmann::json::parse(e.out);
+  const Ended text = run_tandem({"info"});
+  ASSERT_EQ(text.code, 0);
+  std::vector<std::string> names;
+  for (const auto& t : info["transports"]) names.push_back(t["name"]);
+  EXPECT_THAT(names, ::testing::IsSupersetOf({"tcp", "loopback"}));
+  EXPECT_EQ(info["kernels"][0]["name"], "cpu");
+  for (const std::string part : {std::string("TANDEM_LOG"), std::string("not built into this version"),
+                                 info["version"].get<std::string>(), std::string("127.0.0.1")}) {
+    EXPECT_THAT(text.out, HasSubstr(part));
+    EXPECT_THAT(e.out, HasSubstr(part));
+  }
+}
+
+}  // namespace
+}  // namespace tandem::testing

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/cluster.hpp"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+namespace tandem::testing {
+
+std::vector<std::exception_ptr> run_ranks(const ClusterOptions& o, const std::function<void(Communicator&)>& body) {
+  const auto store = HashStore::create(o.ranks);
+  std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(o.ranks));
+  std::vector<std::thread> threads;
+  for (int r = 0; r < o.ranks; ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        CommunicatorOptions options;
+        options.rank = r;
+        options.size = o.ranks;
+        HostDeviceOptions device;
+        device.queues = o.queues;
+        options.device = Device::host(device);
+        options.store = store->attach(r);
+        options.transport = o.transport;
+        options.transport_options = o.transport_options;
+        options.operation_timeout = o.operation_timeout;
+        options.rendezvous_timeout = o.rendezvous_timeout;
+        if (o.trace) options.trace = std::make_shared<Trace>(r);
+        Communicator comm = Communicator::create(options);
+        body(comm);
+        if (o.finalize) comm.finalize(soon());
+      } catch (...) {
+        thrown[static_cast<std::size_t>(r)] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  return thrown;
+}
+
+void run_cluster(const ClusterOptions& options, const std::function<void(Communicator&)>& body) {
+  const auto thrown = run_ranks(options, body);
+  for (std::size_t r = 0; r < thrown.size(); ++r) {
+    if (!thrown[r]) continue;
+    try {
+      std::rethrow_exception(thrown[r]);
+    } catch (const std::exception& e) {
+      ADD_FAILURE() << "rank " << r << " threw: " << e.what();
+    }
+  }
+}
+
+Error error_of(const std::exception_ptr& e) {
+  if (!e) {
+    ADD_FAILURE() << "nothing was thrown";
+    return Error(ErrorCode::ok, "");
+  }
+  try {
+    std::rethrow_exception(e);
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::exception& other) {
+    ADD_FAILURE() << "not a tandem::Error: " << other.what();
+  }
+  return Error(ErrorCode::ok, "");
+}
+
+}  // namespace tandem::testing
