@@ -6,6 +6,10 @@ function(tandem_configure_target target)
   set_target_properties(${target} PROPERTIES
     CXX_EXTENSIONS OFF CXX_VISIBILITY_PRESET hidden C_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wconversion $<$<BOOL:${TANDEM_WERROR}>:-Werror>)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+    # GCC 12 sees overlapping copies in std::string's operator+ (its bug 105651).
+    target_compile_options(${target} PRIVATE -Wno-restrict)
+  endif()
   if(TANDEM_SANITIZE)
     target_compile_options(${target} PRIVATE -fsanitize=${TANDEM_SANITIZE} -fno-omit-frame-pointer -g)
     if(TANDEM_SANITIZE MATCHES "undefined")

@@ -27,7 +27,8 @@ void to_landed_lists(const Plan& plan, const Tensor& global, const Tensor& indic
     const std::int64_t end = plan.key_end()[static_cast<std::size_t>(t)];
     list.clear();
     for (std::int64_t i = 0; i < k; ++i) {
-      const std::int64_t landed = in[i] < 0 ? -1 : plan.to_landed(in[i]);
+      const bool in_stream = in[i] >= 0 && in[i] < plan.layout().total_rows();
+      const std::int64_t landed = in_stream ? plan.to_landed(in[i]) : -1;
       if (landed >= begin && landed < end) list.push_back(static_cast<std::int32_t>(landed));
     }
     std::sort(list.begin(), list.end());

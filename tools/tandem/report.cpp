@@ -14,7 +14,7 @@
 namespace tandem::cli {
 namespace {
 
-using nlohmann::json;
+using json = nlohmann::ordered_json;  // keys stay in the order of the documentation
 
 // What JSON cannot hold becomes null, which no reader takes for a good value.
 json number(double value) { return std::isfinite(value) ? json(value) : json(nullptr); }
@@ -47,13 +47,16 @@ std::string time(double us) { return detail::format_duration(std::chrono::nanose
 
 std::string headline(const Report& report) {
   const DsaJob& job = report.job;
-  return fmt::format("{} rank{}{}, {}, {}\nmodel {}: H {}, Hi {}, d {}, K {}, {}{}; chunks of at most {} tokens\n\n",
-                     job.ranks, job.ranks == 1 ? "" : "s", job.ranks == 1 ? "" : " over " + job.transport,
-                     report.layout.describe(), job.texts.empty() ? "random inputs" : "inputs from text", job.model,
-                     job.shape.heads, job.shape.index_heads, job.shape.dim, job.shape.topk,
-                     job.dtype == DType::bf16 ? "bf16" : "fp32",
-                     job.wire == job.dtype || job.wire == DType::f32 ? "" : ", bf16 on the wire",
-                     job.plan_options(job.ranks).chunk_tokens);
+  const SequenceLayout& layout = report.layout;
+  std::string text = job.ranks == 1 ? "1 rank" : fmt::format("{} ranks over {}", job.ranks, job.transport);
+  fmt::format_to(std::back_inserter(text), ", {}; {} document{}, {} rows ({} tokens), {}\n",
+                 to_string(layout.partition()), layout.documents(), layout.documents() == 1 ? "" : "s",
+                 layout.total_rows(), layout.real_rows(), job.texts.empty() ? "random inputs" : "inputs from text");
+  fmt::format_to(
+      std::back_inserter(text), "model {}: H {}, Hi {}, d {}, K {}, {}{}; chunks of at most {} tokens\n\n", job.model,
+      job.shape.heads, job.shape.index_heads, job.shape.dim, job.shape.topk, job.dtype == DType::bf16 ? "bf16" : "fp32",
+      job.wire == DType::bf16 ? ", gradients of keys travel as bf16" : "", job.plan_options(job.ranks).chunk_tokens);
+  return text;
 }
 
 void add_rank_table(std::string& text, const Report& report) {
@@ -124,7 +127,7 @@ std::vector<std::string> Report::paths() const {
   return {all.begin(), all.end()};
 }
 
-json Report::to_json() const {
+nlohmann::ordered_json Report::to_json() const {
   json report = {
       {"ranks", job.ranks},
       {"tokens", per_rank(ranks, [](const RankSummary& r) { return r.tokens; })},

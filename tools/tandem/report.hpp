@@ -40,7 +40,7 @@ struct Report {
   /// Bytes gathered over those of a full all-gather.
   double moved_fraction() const;
   std::vector<std::string> paths() const;
-  nlohmann::json to_json() const;
+  nlohmann::ordered_json to_json() const;
   /// For people.
   std::string to_text() const;
 };

@@ -3,10 +3,12 @@
 
 #include <linux/sockios.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <boost/asio/post.hpp>
 #include <set>
 
@@ -55,13 +57,41 @@ void Context::run() {
   detail::set_thread_name("tandem-tcp");
   for (;;) {
     try {
-      io_.run();
+      progress();
       return;
     } catch (const std::exception& e) {
       host_.log(TANDEM_LOG_ERROR, "tcp: the progress thread of rank {} failed: {}", self_.rank, e.what());
       abort(ErrorCode::internal, e.what());
     }
   }
+}
+
+/// Sleeping and being woken costs more than a short transfer, so while transfers are pending it looks again for a
+/// moment before it sleeps. It yields, for others may need the core.
+void Context::progress() {
+  static const std::chrono::microseconds moment{getenv("SPIN") ? atoi(getenv("SPIN")) : 50};
+  auto last_moved = std::chrono::steady_clock::now();
+  while (!io_.stopped()) {
+    const bool called = io_.poll() > 0;
+    if (work() || called) {
+      last_moved = std::chrono::steady_clock::now();
+    } else if (has_pending() && std::chrono::steady_clock::now() - last_moved < moment) {
+      ::sched_yield();
+    } else {
+      io_.run_one();
+      last_moved = std::chrono::steady_clock::now();
+    }
+  }
+}
+
+bool Context::work() {
+  bool moved = false;
+  for (const auto& peer : peers_) moved |= peer->work();
+  return moved;
+}
+
+bool Context::has_pending() const {
+  return std::any_of(peers_.begin(), peers_.end(), [](const auto& peer) { return peer->has_pending(); });
 }
 
 void Context::connect(const std::vector<std::string_view>& addresses) {
@@ -122,7 +152,7 @@ void Context::empty_inbox() {
     peer(operation.peer).post(operation);
     touched.insert(operation.peer);
   }
-  for (const int rank : touched) peer(rank).flush();
+  for (const int rank : touched) peer(rank).work();
 }
 
 void Context::end_everything(const End& end) {

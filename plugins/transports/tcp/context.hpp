@@ -52,6 +52,9 @@ class Context {
   };
 
   void run();
+  void progress();
+  bool work();
+  bool has_pending() const;
   void empty_inbox();
   void end_everything(const End& end);
   void linger();

@@ -55,9 +55,7 @@ void Peer::start(std::uint64_t serial, const Operation& operation, const Ready& 
                      size_mismatch(operation.tag, rank_, operation.bytes, peer_, ready.bytes));
 }
 
-void Peer::flush() {
-  if (stream_ && !stopped_) stream_->flush();
-}
+bool Peer::work() { return stream_ && stream_->work(); }
 
 void Peer::fill() {
   if (!frames_.empty()) {

@@ -26,9 +26,11 @@ class Peer final : public StreamOwner {
   tandem_status status() const { return status_; }
   bool wants_connection() const { return !stream_ && status_ == TANDEM_IN_PROGRESS; }
   void connected(boost::asio::ip::tcp::socket socket);
-  /// Takes over `operation`; flush() makes it start.
+  /// Takes over `operation`; work() makes it start.
   void post(const Operation& operation);
-  void flush();
+  /// Moves bytes as far as the socket allows. False if nothing moved.
+  bool work();
+  bool has_pending() const;
   /// Completes all that is pending, uses no buffer from here on. The connection stays open, silent.
   void stop(ErrorCode code, const std::string& message);
   const std::shared_ptr<Stream>& stream() const { return stream_; }
@@ -60,7 +62,6 @@ class Peer final : public StreamOwner {
   void start(std::uint64_t serial, const Operation& operation, const Ready& ready);
   void queue_segments();
   void fail(const std::string& reason);
-  bool has_pending() const;
   std::string size_mismatch(std::uint64_t tag, int sender, std::uint64_t sent, int receiver,
                             std::uint64_t wanted) const;
 

@@ -7,6 +7,7 @@
 #include <sys/uio.h>
 
 #include <algorithm>
+#include <boost/asio/post.hpp>
 #include <cerrno>
 #include <cstring>
 #include <system_error>
@@ -24,11 +25,6 @@ Stream::Stream(boost::asio::ip::tcp::socket socket, StreamOwner& owner) : socket
   socket_.native_non_blocking(true);
 }
 
-void Stream::start() {
-  wait_readable();
-  flush();
-}
-
 void Stream::stop() {
   owner_ = nullptr;
   boost::system::error_code ignored;
@@ -41,46 +37,64 @@ void Stream::end(const std::string& reason) {
   if (owner) owner->stream_ended(reason);
 }
 
-void Stream::wait_readable() {
-  socket_.async_wait(socket_.wait_read, [self = shared_from_this()](const auto& error) {
-    if (!error && self->owner_) self->read_some();
+void Stream::wait_for_socket() {
+  if (!std::exchange(waiting_to_read_, true)) {
+    socket_.async_wait(socket_.wait_read, [self = shared_from_this()](const auto& error) {
+      self->waiting_to_read_ = false;
+      if (!error) self->work();
+    });
+  }
+  if (!pieces_.empty() && !std::exchange(waiting_to_write_, true)) {
+    socket_.async_wait(socket_.wait_write, [self = shared_from_this()](const auto& error) {
+      self->waiting_to_write_ = false;
+      if (!error) self->work();
+    });
+  }
+}
+
+void Stream::work_later() {
+  if (std::exchange(will_work_, true)) return;
+  boost::asio::post(socket_.get_executor(), [self = shared_from_this()] {
+    self->will_work_ = false;
+    self->work();
   });
 }
 
-void Stream::wait_writable() {
-  waiting_to_write_ = true;
-  socket_.async_wait(socket_.wait_write, [self = shared_from_this()](const auto& error) {
-    self->waiting_to_write_ = false;
-    if (!error && self->owner_) self->flush();
-  });
-}
-
-void Stream::read_some() {
-  std::uint64_t turn = 0;
+bool Stream::work() {
+  if (working_ || !owner_) return false;
+  working_ = true;
+  bool moved = false;
+  bool moves = true;
   try {
-    while (owner_ && turn < read_turn && read_once(turn)) {
+    for (int turn = 0; owner_ && moves && turn < longest_turn; ++turn) {
+      owner_->fill();
+      moves = !pieces_.empty() && write_once();
+      if (owner_ && read_once()) moves = true;
+      moved |= moves;
     }
   } catch (const ProtocolError& e) {
     end(e.what());
   }
-  if (!owner_) return;
-  flush();  // frames may have made sends ready
-  if (owner_) wait_readable();
+  working_ = false;
+  if (!owner_) return moved;
+  if (moves) {
+    work_later();
+  } else {
+    wait_for_socket();
+  }
+  return moved;
 }
 
-/// False once the socket has been emptied.
-bool Stream::read_once(std::uint64_t& turn) {
+/// False if nothing was there.
+bool Stream::read_once() {
   std::array<iovec, 2> parts;
   std::size_t count = 0;
-  std::uint64_t wanted = 0;
   if (segment_left_ > 0) {
-    parts[count++] = {segment_at_, segment_left_};
+    parts[count++] = {segment_at_, std::min(segment_left_, enough)};
     // The next header comes along; bytes behind it would have to be copied once more.
-    parts[count++] = {scratch_.data(), sizeof(Frame)};
-    wanted = segment_left_ + sizeof(Frame);
+    if (segment_left_ <= enough) parts[count++] = {scratch_.data(), sizeof(Frame)};
   } else {
     parts[count++] = {scratch_.data() + scratch_end_, scratch_.size() - scratch_end_};
-    wanted = parts[0].iov_len;
   }
   msghdr message{};
   message.msg_iov = parts.data();
@@ -92,8 +106,6 @@ bool Stream::read_once(std::uint64_t& turn) {
     return false;
   }
   auto bytes = static_cast<std::uint64_t>(got);
-  turn += bytes;
-  const bool emptied = bytes < wanted;
   if (segment_left_ > 0) {
     const auto into_segment = std::min(bytes, segment_left_);
     segment_at_ += into_segment;
@@ -103,7 +115,7 @@ bool Stream::read_once(std::uint64_t& turn) {
   }
   scratch_end_ += bytes;
   if (owner_) parse();
-  return !emptied;
+  return true;
 }
 
 void Stream::parse() {
@@ -149,17 +161,7 @@ void Stream::queue(const Frame& header, const char* segment, bool finishes, std:
   pieces_.push_back(std::move(piece));
 }
 
-void Stream::flush() {
-  if (waiting_to_write_ || flushing_) return;
-  flushing_ = true;
-  while (owner_) {
-    owner_->fill();
-    if (pieces_.empty() || !write_once()) break;
-  }
-  flushing_ = false;
-}
-
-/// False once the socket is full.
+/// False if the socket is full.
 bool Stream::write_once() {
   std::array<iovec, 2 * max_pieces> parts;
   std::size_t count = 0;
@@ -175,13 +177,11 @@ bool Stream::write_once() {
   message.msg_iov = parts.data();
   message.msg_iovlen = count;
   const auto sent = ::sendmsg(socket_.native_handle(), &message, MSG_NOSIGNAL);
-  if (sent < 0 && would_block(errno)) {
-    wait_writable();
-    return false;
-  }
+  if (sent < 0 && would_block(errno)) return false;
   if (sent < 0) {
     // What the peer said last may still wait to be read, and says more than this error: reading meets the end anyway.
     if (errno != EPIPE && errno != ECONNRESET) end(describe(errno));
+    pieces_.clear();
     return false;
   }
   written(static_cast<std::uint64_t>(sent));

@@ -43,9 +43,11 @@ class Stream : public std::enable_shared_from_this<Stream> {
  public:
   Stream(boost::asio::ip::tcp::socket socket, StreamOwner& owner);
 
-  void start();
-  /// Writes what the owner has, as far as the socket takes it.
-  void flush();
+  void start() { work(); }
+  /// Writes what the owner has and reads what has come, a little of each by turns: what is still in the caches is
+  /// copied faster, and neither direction waits for the other. False if nothing moved. When the socket will not do
+  /// more, asio calls again as soon as it will.
+  bool work();
   /// Frames without data.
   void queue(const std::vector<Frame>& frames);
   /// One data frame and its segment, which must stay where it is until it is written.
@@ -63,9 +65,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
   int fd() { return socket_.native_handle(); }
 
  private:
-  static constexpr std::uint64_t enough = 1U << 20;  // bytes of one write
+  static inline const std::uint64_t enough = (getenv("ENOUGH") ? atoi(getenv("ENOUGH")) : 128U) << 10;  // bytes of one write or read
   static constexpr std::size_t max_pieces = 64;
-  static constexpr std::uint64_t read_turn = 4U << 20;  // then others get a turn
+  static constexpr int longest_turn = 16;  // writes and reads, then other peers get theirs
 
   struct Piece {
     Frame header;               // of a segment
@@ -80,10 +82,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
     std::uint64_t size() const { return head_bytes() + (frames.empty() ? header.bytes : 0); }
   };
 
-  void wait_readable();
-  void wait_writable();
-  void read_some();
-  bool read_once(std::uint64_t& turn);
+  void wait_for_socket();
+  void work_later();
+  bool read_once();
   void parse();
   bool write_once();
   void written(std::uint64_t bytes);
@@ -94,8 +95,10 @@ class Stream : public std::enable_shared_from_this<Stream> {
 
   std::deque<Piece> pieces_;
   std::uint64_t queued_bytes_ = 0;
+  bool waiting_to_read_ = false;
   bool waiting_to_write_ = false;
-  bool flushing_ = false;
+  bool will_work_ = false;
+  bool working_ = false;
 
   std::array<char, 16384> scratch_;  // headers, and what was read along with them
   std::size_t scratch_begin_ = 0;

@@ -78,7 +78,7 @@ TEST_P(Attention, MatchesTheReference) {
     EXPECT_LE(relative_error(r.out, want.out), rounded);
     EXPECT_LE(relative_error(r.lse, want.lse), 2e-6);
     EXPECT_LE(relative_error(r.dq, want.dq), bf16 ? 2e-2 : 2e-5);
-    EXPECT_LE(relative_error(r.dkv, want.dkv), bf16 ? 2e-3 : 2e-5);
+    EXPECT_LE(relative_error(r.dkv, want.dkv), bf16 ? 1e-2 : 2e-5);
     if (sink) {
       EXPECT_LE(relative_error(r.dsink, want.dsink), bf16 ? 2e-2 : 2e-5);
     }

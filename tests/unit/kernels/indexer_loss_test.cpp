@@ -74,8 +74,9 @@ TEST_P(IndexerLossTest, MatchesTheReferenceSparseAndDense) {
   for (const std::int64_t heads : {1, 2, 5}) {
     for (const bool relu : {true, false}) {
       auto rng = test_rng(70 + static_cast<std::uint64_t>(heads));
-      Case c = make_case(rng, {.rows = 50, .keys = 150, .heads = 1, .index_heads = heads, .topk = 70, .relu = relu},
-                         GetParam());
+      Case c = make_case(
+          rng, {.rows = 50, .keys = 150, .heads = 1, .index_heads = heads, .dim = 16, .topk = 70, .relu = relu},
+          GetParam());
       c.p.upstream = 0.7;
       const reference::Lists selected = reference::topk_lists(c.p);
       const reference::Lists visible = visible_lists(c);
@@ -105,7 +106,8 @@ TEST_P(IndexerLossTest, MatchesTheReferenceSparseAndDense) {
 
 TEST_P(IndexerLossTest, ThreadsChangeNoBitAndRowsMayComeInParts) {
   auto rng = test_rng(80);
-  const Case c = make_case(rng, {.rows = 280, .keys = 300, .heads = 1, .index_heads = 2, .topk = 12}, GetParam());
+  const Case c =
+      make_case(rng, {.rows = 280, .keys = 300, .heads = 1, .index_heads = 2, .dim = 16, .topk = 12}, GetParam());
   const reference::Lists lists = reference::topk_lists(c.p);
   const TopkLists tensors = lists_tensor(lists, 12);
   const auto sums = random_sums(rng, lists);
@@ -136,7 +138,7 @@ TEST_P(IndexerLossTest, ThreadsChangeNoBitAndRowsMayComeInParts) {
 
 TEST_P(IndexerLossTest, OutputsAreOptional) {
   auto rng = test_rng(81);
-  const Case c = make_case(rng, {.rows = 20, .keys = 60, .heads = 1, .topk = 5}, GetParam());
+  const Case c = make_case(rng, {.rows = 20, .keys = 60, .heads = 1, .dim = 16, .topk = 5}, GetParam());
   const reference::Lists lists = reference::topk_lists(c.p);
   const TopkLists tensors = lists_tensor(lists, 5);
   const Tensor sums = sums_tensor(random_sums(rng, lists), {0, 20}, 5);
@@ -160,7 +162,8 @@ TEST_P(IndexerLossTest, OutputsAreOptional) {
 
 TEST(IndexerLossExact, TinySumsAreClampedBeforeTheyDivide) {
   auto rng = test_rng(82);
-  const Case c = make_case(rng, {.rows = 2, .keys = 20, .heads = 1, .index_heads = 1, .topk = 3}, DType::f32);
+  const Case c =
+      make_case(rng, {.rows = 2, .keys = 20, .heads = 1, .index_heads = 1, .dim = 16, .topk = 3}, DType::f32);
   const TopkLists tensors = lists_tensor({{1, 2, 3}, {4}}, 3);
   // Row 0 sums to 0: its target is 0 everywhere, so its loss is 0 and its gradient softmax. Row 1: target 1e-12 /
   // 1e-10.
@@ -176,7 +179,7 @@ TEST(IndexerLossExact, TinySumsAreClampedBeforeTheyDivide) {
 
 TEST(IndexerLossExact, ADeadRowHasNoLossAndNoGradient) {
   auto rng = test_rng(83);
-  const Case c = make_case(rng, {.rows = 1, .keys = 20, .heads = 1, .topk = 3}, DType::f32);
+  const Case c = make_case(rng, {.rows = 1, .keys = 20, .heads = 1, .dim = 16, .topk = 3}, DType::f32);
   const TopkLists tensors = lists_tensor({{}}, 3);
   const LossResults r = allocate_loss(c);
   Runner runner;

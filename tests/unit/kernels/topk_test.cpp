@@ -33,7 +33,8 @@ void expect_same(const TopkLists& a, const TopkLists& b) {
 Case case_with_scores(std::int64_t rows, std::int64_t topk, const std::vector<float>& score) {
   auto rng = test_rng(10);
   Case c =
-      make_case(rng, {.rows = rows, .keys = std::ssize(score), .heads = 1, .index_heads = 1, .topk = topk}, DType::f32);
+      make_case(rng, {.rows = rows, .keys = std::ssize(score), .heads = 1, .index_heads = 1, .dim = 16, .topk = topk},
+                DType::f32);
   reference::Problem& p = c.p;
   p.relu = false;
   std::fill(p.begin.begin(), p.begin.end(), 0);
@@ -131,7 +132,8 @@ TEST_P(RandomTopk, MatchesTheReferenceButForNearTies) {
   for (const std::int64_t heads : {1, 2, 3, 5, 8, 13}) {
     auto rng = test_rng(20 + static_cast<std::uint64_t>(heads));
     const Case c = make_case(
-        rng, {.rows = 150, .keys = 400, .heads = 1, .index_heads = heads, .topk = 24, .relu = heads != 3}, GetParam());
+        rng, {.rows = 150, .keys = 400, .heads = 1, .index_heads = heads, .dim = 16, .topk = 24, .relu = heads != 3},
+        GetParam());
     const TopkLists lists = run_whole(c);
     int near_ties = 0;
     for (std::int64_t t = 0; t < c.p.rows; ++t) {
@@ -145,7 +147,8 @@ TEST_P(RandomTopk, MatchesTheReferenceButForNearTies) {
 
 TEST_P(RandomTopk, StepsOfAnyKeyRangesGiveTheSameBits) {
   auto rng = test_rng(30);
-  const Case c = make_case(rng, {.rows = 90, .keys = 333, .heads = 1, .index_heads = 3, .topk = 20}, GetParam());
+  const Case c =
+      make_case(rng, {.rows = 90, .keys = 333, .heads = 1, .index_heads = 3, .dim = 16, .topk = 20}, GetParam());
   const TopkLists wanted = run_whole(c);
   for (int trial = 0; trial < 8; ++trial) {
     // Random cuts of the keys, dealt to a few steps in random order; the rows in two ranges.
@@ -169,7 +172,8 @@ TEST_P(RandomTopk, StepsOfAnyKeyRangesGiveTheSameBits) {
 
 TEST_P(RandomTopk, ThreadsTilesAndRowOrderChangeNoBit) {
   auto rng = test_rng(31);
-  const Case c = make_case(rng, {.rows = 200, .keys = 300, .heads = 1, .index_heads = 2, .topk = 20}, GetParam());
+  const Case c =
+      make_case(rng, {.rows = 200, .keys = 300, .heads = 1, .index_heads = 2, .dim = 16, .topk = 20}, GetParam());
   const TopkLists wanted = run_whole(c, 1);
   for (const int threads : {2, 3, 7}) expect_same(run_whole(c, threads), wanted);
   // One row a call: no row shares its tile with another.
@@ -187,7 +191,8 @@ TEST_P(RandomTopk, AScoreIsAFunctionOfItsTwoRowsAlone) {
   // place of a query tile.
   for (const std::int64_t heads : {1, 2, 5, 7}) {
     auto rng = test_rng(32);
-    Case c = make_case(rng, {.rows = 70, .keys = 203, .heads = 1, .index_heads = heads, .topk = 9}, GetParam());
+    Case c =
+        make_case(rng, {.rows = 70, .keys = 203, .heads = 1, .index_heads = heads, .dim = 16, .topk = 9}, GetParam());
     for (std::int64_t key = 1; key < c.p.keys; ++key) {
       std::copy_n(c.p.index_k.begin(), 128, c.p.index_k.begin() + key * 128);
     }
@@ -206,7 +211,8 @@ TEST_P(RandomTopk, AScoreIsAFunctionOfItsTwoRowsAlone) {
 
 TEST_P(RandomTopk, RowsMayLieApart) {
   auto rng = test_rng(33);
-  const Case c = make_case(rng, {.rows = 40, .keys = 90, .heads = 1, .index_heads = 3, .topk = 10}, GetParam());
+  const Case c =
+      make_case(rng, {.rows = 40, .keys = 90, .heads = 1, .index_heads = 3, .dim = 16, .topk = 10}, GetParam());
   const auto spread = [](const Tensor& t, std::int64_t gap) {
     // A copy whose rows are `gap` elements further apart, poison between them.
     const std::int64_t stride = t.row_elements() + gap;
@@ -232,9 +238,9 @@ TEST_P(RandomTopk, RowsMayLieApart) {
 
 TEST(IndexerTopk, NoRowsNoKeys) {
   auto rng = test_rng(34);
-  const Case empty = make_case(rng, {.rows = 0, .keys = 0, .heads = 1}, DType::f32);
+  const Case empty = make_case(rng, {.rows = 0, .keys = 0, .heads = 1, .dim = 16}, DType::f32);
   run_whole(empty);
-  Case blind = make_case(rng, {.rows = 3, .keys = 3, .heads = 1}, DType::f32);
+  Case blind = make_case(rng, {.rows = 3, .keys = 3, .heads = 1, .dim = 16}, DType::f32);
   blind.p.end = blind.p.begin;
   const TopkLists lists = run_whole(blind);
   EXPECT_EQ(bytes_of(lists.indices), std::vector<std::uint8_t>(3 * 16 * 4, 0xFF));

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "support/random.hpp"
+#include "unit/dsa/run.hpp"
+
+namespace tandem {
+namespace {
+
+using testing::Errors;
+using testing::make_problem;
+using testing::Problem;
+using testing::Results;
+using testing::run;
+using testing::RunOptions;
+using testing::Shape;
+
+void expect_rows_without_keys_are_dead(const Problem& p, const Results& r) {
+  const auto& g = p.global;
+  auto zero = [](const std::vector<float>& v, std::int64_t row, std::int64_t n) {
+    return std::all_of(v.begin() + row * n, v.begin() + (row + 1) * n, [](float x) { return x == 0; });
+  };
+  for (std::int64_t t = 0; t < g.rows; ++t) {
+    const auto i = static_cast<std::size_t>(t);
+    if (g.end[i] > g.begin[i]) continue;
+    EXPECT_EQ(r.length[i], 0);
+    EXPECT_TRUE(zero(r.out, t, g.heads * value_dim)) << "out of pad row " << t;
+    EXPECT_TRUE(zero(r.dq, t, g.heads * g.dim)) << "dq of pad row " << t;
+    EXPECT_TRUE(zero(r.dkv, t, g.dim)) << "dkv of pad row " << t;
+    if (r.loss.empty()) continue;
+    EXPECT_TRUE(zero(r.d_index_q, t, g.index_heads * index_dim)) << "d_index_q of pad row " << t;
+    EXPECT_TRUE(zero(r.d_index_k, t, index_dim)) << "d_index_k of pad row " << t;
+    EXPECT_TRUE(zero(r.d_index_w, t, g.index_heads)) << "d_index_w of pad row " << t;
+    EXPECT_EQ(r.loss[i], 0);
+  }
+}
+
+// Counts rows whose set is wrong although the gap is above the rounding bound.
+int mismatches(const Problem& p, const Results& r) {
+  int count = 0;
+  const reference::Lists lists = testing::lists_of(r, p.global.topk);
+  for (std::int64_t t = 0; t < p.global.rows; ++t) {
+    const auto& list = lists[static_cast<std::size_t>(t)];
+    count += reference::compare_topk(p.global, t, list) == reference::SetVerdict::mismatch;
+    EXPECT_TRUE(std::is_sorted(list.begin(), list.end()));
+  }
+  return count;
+}
+
+struct Case {
+  const char* name;
+  std::vector<std::int64_t> lengths;
+  std::int64_t pad = 0;
+  Shape shape;
+};
+
+const std::vector<Case>& cases() {
+  static const std::vector<Case> all{
+      {"one_document", {61}, 0, {}},
+      {"packed_documents_with_empty_and_odd_ones", {17, 0, 1, 30, 3}, 0, {2, 3, 576, 4, false}},
+      {"padded_documents", {9, 22, 0, 5}, 3, {}},
+      {"fewer_tokens_than_ranks", {3}, 0, {}},
+      {"more_slots_than_visible_keys", {20, 13}, 1, {2, 2, 512, 64, true}},
+      {"nothing_at_all", {0}, 0, {}},
+  };
+  return all;
+}
+
+class Correctness : public ::testing::TestWithParam<std::tuple<std::size_t, Partition>> {};
+
+TEST_P(Correctness, Fp32IsWithinRoundingOfFloat64ForEveryNumberOfRanks) {
+  const Case& c = cases()[std::get<0>(GetParam())];
+  auto rng = testing::test_rng(std::get<0>(GetParam()));
+  const Problem problem = make_problem(rng, c.lengths, c.pad, c.shape, DType::f32);
+  std::map<int, double> worst;
+  for (const int ranks : {1, 2, 3, 4, 8}) {
+    RunOptions options;
+    options.cluster.ranks = ranks;
+    options.partition = std::get<1>(GetParam());
+    const Results results = run(problem, options);
+    if (HasFailure()) return;
+    EXPECT_EQ(mismatches(problem, results), 0) << ranks << " ranks";
+    expect_rows_without_keys_are_dead(problem, results);
+    const Errors errors = testing::compare(problem, results, options.loss, options.dloss);
+    worst[ranks] = errors.worst();
+    EXPECT_LE(errors.worst(), 2e-5) << ranks << " ranks";
+    EXPECT_LE(errors.worst(), 2 * worst[1] + 1e-7) << ranks << " ranks";
+    if (ranks == 1) {
+      EXPECT_EQ(results.gathered_bytes, 0U);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Correctness,
+                         ::testing::Combine(::testing::Range<std::size_t>(0, cases().size()),
+                                            ::testing::Values(Partition::zigzag, Partition::contiguous)),
+                         [](const auto& info) {
+                           return std::string(cases()[std::get<0>(info.param)].name) + "_" +
+                                  to_string(std::get<1>(info.param));
+                         });
+
+TEST(Options, Bf16IsAtMostTwiceAsFarOffAsUnsharded) {
+  auto rng = testing::test_rng(50);
+  const Problem problem = make_problem(rng, {40, 21}, 1, {}, DType::bf16);
+  double alone = 0;
+  for (const int ranks : {1, 2, 4}) {
+    for (const DType wire : {DType::f32, DType::bf16}) {
+      RunOptions options;
+      options.cluster.ranks = ranks;
+      options.wire = wire;
+      const Results results = run(problem, options);
+      if (HasFailure()) return;
+      const double worst = testing::compare(problem, results, options.loss, options.dloss).worst();
+      EXPECT_LE(worst, 0.02) << "a bf16 rounding is 0.004";
+      if (ranks == 1) alone = worst;
+      EXPECT_LE(worst, 2 * alone) << ranks << " ranks, wire " << to_string(wire);
+    }
+  }
+}
+
+TEST(Options, DroppingLandedRowsChangesNothing) {
+  auto rng = testing::test_rng(51);
+  const Problem problem = make_problem(rng, {33, 12}, 0, {}, DType::f32);
+  RunOptions options;
+  options.cluster.ranks = 3;
+  const Results kept = run(problem, options);
+  options.keep_landed = false;
+  EXPECT_TRUE(run(problem, options) == kept);
+}
+
+TEST(Options, DenseWarmUpLossCoversAllVisibleKeys) {
+  auto rng = testing::test_rng(52);
+  const Problem problem = make_problem(rng, {25, 0, 14}, 2, {2, 2, 576, 5, true}, DType::f32);
+  for (const int ranks : {1, 3}) {
+    RunOptions options;
+    options.cluster.ranks = ranks;
+    options.loss = IndexerLossKind::dense;
+    const Results results = run(problem, options);
+    if (HasFailure()) return;
+    EXPECT_LE(testing::compare(problem, results, options.loss, options.dloss).worst(), 2e-5) << ranks << " ranks";
+    expect_rows_without_keys_are_dead(problem, results);
+  }
+}
+
+TEST(Options, WithoutLossThereAreNoIndexerGradients) {
+  auto rng = testing::test_rng(53);
+  const Problem problem = make_problem(rng, {30}, 0, {}, DType::f32);
+  RunOptions options;
+  options.cluster.ranks = 2;
+  options.loss = IndexerLossKind::none;
+  const Results results = run(problem, options);
+  EXPECT_TRUE(results.d_index_q.empty());
+  EXPECT_LE(testing::compare(problem, results, options.loss, options.dloss).worst(), 2e-5);
+}
+
+// Lists of the caller: unsorted, with repeats, -1 and positions that the row does not see.
+TEST(Options, GivenListsReplaceTheIndexer) {
+  auto rng = testing::test_rng(54);
+  Problem problem = make_problem(rng, {26, 11}, 1, {}, DType::f32);
+  auto& g = problem.global;
+  reference::Lists expected(static_cast<std::size_t>(g.rows));
+  for (std::int64_t t = 0; t < g.rows; ++t) {
+    const auto i = static_cast<std::size_t>(t);
+    for (std::int64_t k = 0; k < g.topk; ++k) {
+      const auto position = static_cast<std::int32_t>(std::uniform_int_distribution<std::int64_t>(-2, g.rows + 1)(rng));
+      problem.lists.push_back(position);
+      if (position >= g.begin[i] && position < g.end[i]) expected[i].push_back(position);
+    }
+    std::sort(expected[i].begin(), expected[i].end());
+    expected[i].erase(std::unique(expected[i].begin(), expected[i].end()), expected[i].end());
+  }
+  for (const int ranks : {1, 4}) {
+    RunOptions options;
+    options.cluster.ranks = ranks;
+    options.loss = IndexerLossKind::none;
+    const Results results = run(problem, options);
+    if (HasFailure()) return;
+    EXPECT_EQ(testing::lists_of(results, g.topk), expected);
+    EXPECT_LE(testing::compare(problem, results, options.loss, options.dloss).worst(), 2e-5);
+  }
+}
+
+TEST(Options, WrongInputsAreNamed) {
+  testing::ClusterOptions cluster;
+  cluster.ranks = 1;
+  testing::run_cluster(cluster, [](Communicator& comm) {
+    const std::vector<std::int64_t> cu{0, 8};
+    const Plan plan(SequenceLayout::zigzag(cu, 1), 0);
+    DsaConfig config;
+    config.heads = 2;
+    config.index_heads = 2;
+    config.topk = 4;
+    config.dtype = DType::f32;
+    const Stream stream = comm.device().create_stream();
+    auto message = [&](const DsaConfig& c, const std::function<void(DsaInputs&)>& change) -> std::string {
+      try {
+        DsaAttention attention(comm, cpu_kernels(), c);
+        attention.prepare(plan);
+        DsaInputs in;
+        in.q = Tensor::allocate(comm.device(), DType::f32, {8, 2, 576});
+        in.kv = Tensor::allocate(comm.device(), DType::f32, {8, 576});
+        in.index_q = Tensor::allocate(comm.device(), DType::f32, {8, 2, 128});
+        in.index_k = Tensor::allocate(comm.device(), DType::f32, {8, 128});
+        in.index_w = Tensor::allocate(comm.device(), DType::f32, {8, 2});
+        change(in);
+        attention.forward(plan, in, stream);
+      } catch (const Error& e) {
+        return e.what();
+      }
+      return "accepted";
+    };
+    auto names = [](const std::string& text, const std::string& word) { return text.find(word) != std::string::npos; };
+    EXPECT_TRUE(names(message(config, [&](DsaInputs& in) { in.q = in.kv; }), "q: expected f32 [8, 2, 576]"));
+    EXPECT_TRUE(names(message(config, [&](DsaInputs& in) { in.kv = in.kv.rows(0, 7); }), "kv: expected"));
+    EXPECT_TRUE(names(message(config, [&](DsaInputs& in) { in.index_w = {}; }),
+                      "index_w: expected f32 [8, 2] with dense rows, got no tensor"));
+    EXPECT_TRUE(names(message(config, [&](DsaInputs& in) { in.sink = in.index_w; }), "sink: expected"));
+    DsaConfig bad = config;
+    bad.heads = 0;
+    EXPECT_TRUE(names(message(bad, [](DsaInputs&) {}), "heads = 0"));
+    bad = config;
+    bad.topk = 0;
+    EXPECT_TRUE(names(message(bad, [](DsaInputs&) {}), "topk = 0"));
+    bad = config;
+    bad.dim = 100;
+    EXPECT_TRUE(names(message(bad, [](DsaInputs&) {}), "dim = 100"));
+    stream.synchronize(testing::soon());
+  });
+}
+
+}  // namespace
+}  // namespace tandem
