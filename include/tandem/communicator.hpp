@@ -53,8 +53,8 @@ struct FieldSpec {
 struct BatchSpec {
   std::vector<FieldSpec> gather;
   std::vector<FieldSpec> reduce;
-  /// Whatever else must agree across ranks: model shape, numerics version, hyperparameters. Compared as text; a difference
-  /// is reported with both values.
+  /// Whatever else must agree across ranks: model shape, numerics version, hyperparameters. Compared as text; a
+  /// difference is reported with both values.
   std::string fingerprint;
 };
 
@@ -62,8 +62,8 @@ struct GatherField {
   std::string name;
   /// [rows, row...]: this rank's shard. Read from the moment the stream gets here until wait(stream) is passed.
   Tensor source;
-  /// [landed_rows, row...], or empty to land in the slot that the communicator keeps for it. Give one for rows that must
-  /// outlive the next gather but one.
+  /// [landed_rows, row...], or empty to land in the slot that the communicator keeps for it. Give one for rows that
+  /// must outlive the next gather but one.
   Tensor destination;
 };
 
@@ -71,8 +71,8 @@ struct ReduceField {
   std::string name;
   /// [landed_rows, row...] fp32: this rank's contributions. A chunk's rows may not change after its submit.
   Tensor contributions;
-  /// [rows, row...] fp32 or bf16: receives the sum over all ranks of this rank's rows. Rows that nobody contributed to are
-  /// set to exactly 0.
+  /// [rows, row...] fp32 or bf16: receives the sum over all ranks of this rank's rows. Rows that nobody contributed to
+  /// are set to exactly 0.
   Tensor result;
 };
 
@@ -108,15 +108,15 @@ class TANDEM_EXPORT Reduction {
  public:
   Reduction() = default;
   explicit Reduction(std::shared_ptr<detail::ReductionState> state) : state_(std::move(state)) {}
-  /// The contributions of `field` to `chunk` are final once `stream` gets here: they leave for the owner now. Each chunk
-  /// that this rank contributes to must be submitted exactly once, in any order. Throws invalid_argument (unknown field or
-  /// chunk), invalid_usage (a second time, or after finish), or the operation's error.
+  /// The contributions of `field` to `chunk` are final once `stream` gets here: they leave for the owner now. Each
+  /// chunk that this rank contributes to must be submitted exactly once, in any order. Throws invalid_argument (unknown
+  /// field or chunk), invalid_usage (a second time, or after finish), or the operation's error.
   void submit(std::string_view field, ChunkId chunk, const Stream& stream);
   /// The same for every field.
   void submit(ChunkId chunk, const Stream& stream);
-  /// `stream` waits for the contributions of the others chunk by chunk, adds them in the plan's order, own rows last, and
-  /// writes the results. Throws invalid_usage if a chunk has not been submitted, naming it. Waiting on the returned Work
-  /// means: results are written and contributions have been read.
+  /// `stream` waits for the contributions of the others chunk by chunk, adds them in the plan's order, own rows last,
+  /// and writes the results. Throws invalid_usage if a chunk has not been submitted, naming it. Waiting on the returned
+  /// Work means: results are written and contributions have been read.
   Work finish(const Stream& stream);
   /// The handle of the operation, also before finish().
   Work work() const;
@@ -127,18 +127,20 @@ class TANDEM_EXPORT Reduction {
 
 /// One rank's membership in a group.
 ///
-/// One thread at a time issues operations, in the same order on all ranks; abort(), status() and every wait may be called
-/// from any thread. Calls that enqueue return at once; calls that block say so and take or imply a deadline, past which
-/// they return within a second, naming the ranks they waited for. A rank that dies is named on every survivor. After a
-/// failure or abort the communicator takes no more operations, pending waits are released, and results are undefined.
-/// Destroying the communicator fails its open Works and frees every thread, socket and byte it holds.
+/// One thread at a time issues operations, in the same order on all ranks; abort(), status() and every wait may be
+/// called from any thread. Calls that enqueue return at once; calls that block say so and take or imply a deadline,
+/// past which they return within a second, naming the ranks they waited for. A rank that dies is named on every
+/// survivor. After a failure or abort the communicator takes no more operations, pending waits are released, and
+/// results are undefined. Destroying the communicator fails its open Works and frees every thread, socket and byte it
+/// holds.
 class TANDEM_EXPORT Communicator {
  public:
   /// Collective, blocks. Throws timeout (naming the ranks that did not come), version_mismatch, invalid_argument,
   /// transport.
   static Communicator create(const CommunicatorOptions& options);
-  /// Fills rank, size and store from, in this order: options.store; TANDEM_STORE with RANK and WORLD_SIZE (set by `tandem
-  /// launch`); MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE, where rank 0 serves. Without any of them: one rank alone.
+  /// Fills rank, size and store from, in this order: options.store; TANDEM_STORE with RANK and WORLD_SIZE (set by
+  /// `tandem launch`); MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE, where rank 0 serves. Without any of them: one
+  /// rank alone.
   static Communicator from_environment(CommunicatorOptions options = {});
 
   Communicator(Communicator&&) noexcept;
@@ -163,7 +165,8 @@ class TANDEM_EXPORT Communicator {
   /// Throws invalid_usage if (plan, fields) were not prepared, invalid_argument if a tensor does not fit, or this
   /// communicator's error. Does not block.
   Work gather(const Plan& plan, std::span<const GatherField> fields, const Stream& stream);
-  /// Begins the reverse: contributions over landed rows go to the owners of the rows and are added there. Errors as gather.
+  /// Begins the reverse: contributions over landed rows go to the owners of the rows and are added there. Errors as
+  /// gather.
   Reduction reduce(const Plan& plan, std::span<const ReduceField> fields, const Stream& stream);
   /// Matched sends and receives, all under way at once. A pair whose sizes differ fails on both sides.
   Work exchange(std::span<const Transfer> transfers, const Stream& stream);

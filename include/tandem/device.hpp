@@ -11,8 +11,9 @@
 #include "tandem/error.hpp"
 #include "tandem/export.hpp"
 
-/// Where work runs: Device, Stream, Event and Buffer. All four are small handles; copies name the same object, and all of
-/// them may be used from any thread. Work given to a stream runs in the order it was given, and calls return before it ran.
+/// Where work runs: Device, Stream, Event and Buffer. All four are small handles; copies name the same object, and all
+/// of them may be used from any thread. Work given to a stream runs in the order it was given, and calls return before
+/// it ran.
 namespace tandem {
 
 namespace detail {
@@ -37,6 +38,15 @@ struct HostDeviceOptions {
   int queues = 0;
   /// Shown in traces and errors.
   std::string name = "host";
+  /// Fills every allocation with bytes 0xFF, which all float types read as NaN: shows what is used before it is
+  /// written.
+  bool poison = false;
+};
+
+/// Bytes that a device has given out, as they were asked for.
+struct MemoryUse {
+  std::uint64_t live = 0;
+  std::uint64_t peak = 0;  ///< most that was live at once
 };
 
 struct StreamOptions {
@@ -58,6 +68,7 @@ class TANDEM_EXPORT Device {
   Event create_event() const;
   /// `bytes` of memory aligned to 256 bytes, contents undefined; 0 bytes are allowed. Throws out_of_memory.
   Buffer allocate(std::size_t bytes) const;
+  MemoryUse memory_use() const noexcept;
   /// Blocks until every stream of the device is idle. Throws timeout; throws device if a task of one had failed.
   void synchronize(Deadline deadline) const;
   bool operator==(const Device& other) const noexcept { return impl_ == other.impl_; }
@@ -72,9 +83,9 @@ class TANDEM_EXPORT Device {
 
 /// An ordered queue of work.
 ///
-/// If a task throws, the stream keeps the first exception, runs what follows all the same (so that whoever waits on it is
-/// released), and every later synchronize() throws an Error with code device and that exception's text.
-/// The last handle's destruction does not wait for the work: queued work still runs.
+/// If a task throws, the stream keeps the first exception, runs what follows all the same (so that whoever waits on it
+/// is released), and every later synchronize() throws an Error with code device and that exception's text. The last
+/// handle's destruction does not wait for the work: queued work still runs.
 class TANDEM_EXPORT Stream {
  public:
   Stream() = default;
@@ -82,8 +93,8 @@ class TANDEM_EXPORT Stream {
   Device device() const;
   const std::string& name() const;
 
-  /// Later work of this stream starts only when the work that `event` last recorded (at this call) is done. An event that
-  /// was never recorded holds nothing up.
+  /// Later work of this stream starts only when the work that `event` last recorded (at this call) is done. An event
+  /// that was never recorded holds nothing up.
   void wait(const Event& event) const;
   /// `event` now stands for the work given to this stream so far.
   void record(const Event& event) const;

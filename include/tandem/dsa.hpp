@@ -9,8 +9,8 @@
 #include "tandem/communicator.hpp"
 #include "tandem/kernels.hpp"
 
-/// The operator: context-parallel DeepSeek Sparse Attention, forward and backward. The only place where communication and
-/// kernels meet.
+/// The operator: context-parallel DeepSeek Sparse Attention, forward and backward. The only place where communication
+/// and kernels meet.
 namespace tandem {
 
 enum class IndexerLossKind {
@@ -33,8 +33,8 @@ struct DsaConfig {
   IndexerLossKind loss = IndexerLossKind::none;
   /// Keep landed rows until backward, or gather them again there.
   bool keep_landed = true;
-  /// Runs on the unnormalised head sums f32 [rows, W] before the loss uses them, enqueued on the stream: where a trainer
-  /// adds those of its tensor-parallel ranks. May be empty.
+  /// Runs on the unnormalised head sums f32 [rows, W] before the loss uses them, enqueued on the stream: where a
+  /// trainer adds those of its tensor-parallel ranks. May be empty.
   std::function<void(const Tensor& head_sums, const Stream& stream)> target_hook;
 };
 
@@ -51,11 +51,11 @@ struct DsaInputs {
 };
 
 struct DsaOutputs {
-  Tensor out;      ///< T [s, H, 512]
-  Tensor lse;      ///< f32 [s, H], natural logarithm
-  Tensor indices;  ///< i32 [s, K] global positions, ascending, -1 beyond length
-  Tensor length;   ///< i32 [s]
-  Tensor loss;     ///< f64 [s], this rank's terms (already divided by the real rows of the batch); empty without loss
+  Tensor out;        ///< T [s, H, 512]
+  Tensor lse;        ///< f32 [s, H], natural logarithm
+  Tensor indices;    ///< i32 [s, K] global positions, ascending, -1 beyond length
+  Tensor length;     ///< i32 [s]
+  Tensor loss;       ///< f64 [s], this rank's terms (already divided by the real rows of the batch); empty without loss
   Tensor nan_count;  ///< i64 [1]: keys whose score was NaN
 };
 
@@ -83,20 +83,25 @@ class TANDEM_EXPORT DsaContext {
   std::shared_ptr<Data> data_;
 };
 
-/// The bill of one call, in bytes per rank.
+/// The bill of one forward and backward, in bytes per rank of device memory: all but `saved` add up to the most that is
+/// allocated at once. Kernels have small scratch of their own beside it.
 struct DsaMemory {
   std::uint64_t inputs = 0;
   std::uint64_t outputs = 0;
-  std::uint64_t landed = 0;   ///< landing slots, or kept rows
-  std::uint64_t scratch = 0;  ///< top-k state, loss tiles, lists by landed row
-  std::uint64_t saved = 0;    ///< of these, what lives until backward
+  std::uint64_t landed = 0;   ///< both landing slots, and kept rows
+  std::uint64_t scratch = 0;  ///< lists by landed row, top-k state, head sums, loss tiles
   std::uint64_t gradients = 0;
   std::uint64_t accumulators = 0;  ///< fp32 over landed rows
-  std::uint64_t staging = 0;       ///< incoming contributions of the reduction
+  std::uint64_t staging = 0;       ///< both slots of contributions, coming and going
+  std::uint64_t saved = 0;         ///< of the above, what the context keeps until backward beside the outputs
+
+  std::uint64_t total() const noexcept {
+    return inputs + outputs + landed + scratch + gradients + accumulators + staging;
+  }
 };
 
-/// One attention layer's worth of context-parallel DSA. One thread at a time, same order of calls on all ranks. `comm` must
-/// outlive it.
+/// One attention layer's worth of context-parallel DSA. One thread at a time, same order of calls on all ranks. `comm`
+/// must outlive it.
 class TANDEM_EXPORT DsaAttention {
  public:
   DsaAttention(Communicator& comm, std::shared_ptr<KernelSet> kernels, const DsaConfig& config);
@@ -119,8 +124,8 @@ class TANDEM_EXPORT DsaAttention {
     DsaGradients gradients;
     Work reduce;
   };
-  /// `dout` T [s, H, 512]; `dloss` the gradient of the caller's loss by the indexer loss. Inputs must be unchanged since
-  /// forward. May run once per context.
+  /// `dout` T [s, H, 512]; `dloss` the gradient of the caller's loss by the indexer loss. Inputs must be unchanged
+  /// since forward. May run once per context.
   Backward backward(const DsaContext& context, const DsaInputs& inputs, const Tensor& dout, double dloss,
                     const Stream& stream);
   /// With keep_landed = false: starts gathering the rows of `context` again, so that backward finds them here.

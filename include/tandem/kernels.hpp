@@ -11,30 +11,32 @@
 #include "tandem/plan.hpp"
 #include "tandem/tensor.hpp"
 
-/// The compute of DeepSeek Sparse Attention, as an interface: `cpu` is its specification, others may be registered with an
-/// operator instead. Kernels know nothing of ranks: they work on local query rows and landed key rows, by landed-row ids.
+/// The compute of DeepSeek Sparse Attention, as an interface: `cpu` is its specification, others may be registered with
+/// an operator instead. Kernels know nothing of ranks: they work on local query rows and landed key rows, by landed-row
+/// ids.
 ///
-/// Every call validates its arguments at once (invalid_argument names the tensor and what is wrong), enqueues on `stream` and
-/// returns; tensors and spans must live until that work has run. dtype T below is bf16 or f32, the same for all of a call.
+/// Every call validates its arguments at once (invalid_argument names the tensor and what is wrong), enqueues on
+/// `stream` and returns; tensors and spans must live until that work has run. dtype T below is bf16 or f32, the same
+/// for all of a call.
 namespace tandem {
 
 constexpr std::int64_t index_dim = 128;  ///< width of indexer queries and keys
 constexpr std::int64_t value_dim = 512;  ///< leading columns of a KV row that are its value
 
-/// score[t,j] = sum_h index_w[t,h] * relu(index_q[t,h] . index_k[j]), fp32; relu is optional. Within one kernel set a score
-/// is a pure function of its two rows: the same bits whatever else is computed in the call.
+/// score[t,j] = sum_h index_w[t,h] * relu(index_q[t,h] . index_k[j]), fp32; relu is optional. Within one kernel set a
+/// score is a pure function of its two rows: the same bits whatever else is computed in the call.
 struct IndexerInputs {
-  Tensor index_q;  ///< T [s, Hi, 128]
-  Tensor index_w;  ///< f32 [s, Hi]
-  Tensor index_k;  ///< T [n, 128], landed rows
+  Tensor index_q;                           ///< T [s, Hi, 128]
+  Tensor index_w;                           ///< f32 [s, Hi]
+  Tensor index_k;                           ///< T [n, 128], landed rows
   std::span<const std::int64_t> key_begin;  ///< s entries: row t sees landed rows [key_begin[t], key_end[t])
   std::span<const std::int64_t> key_end;
   std::int64_t topk = 0;
   bool relu = true;
 };
 
-/// Lists of selected keys. Total order: score descending, then landed row ascending; -0 equals +0; NaN is never selected; a
-/// row that sees at most K keys takes them all without scoring. Entries beyond a row's length are -1.
+/// Lists of selected keys. Total order: score descending, then landed row ascending; -0 equals +0; NaN is never
+/// selected; a row that sees at most K keys takes them all without scoring. Entries beyond a row's length are -1.
 struct TopkLists {
   Tensor indices;    ///< i32 [s, K], landed rows, ascending
   Tensor length;     ///< i32 [s]
@@ -51,7 +53,8 @@ struct TopkState {
 struct AttentionInputs {
   Tensor q;   ///< T [s, H, d], d = 576 or 512
   Tensor kv;  ///< T [n, d], landed rows; columns [0, 512) are the value
-  /// i32 [s, K] landed rows, any order, duplicates count once, entries beyond length ignored.
+  /// i32 [s, K] landed rows, any order, duplicates count once, negative entries and those beyond length are ignored. A
+  /// length outside 0..K or an entry that is no landed row fails the stream's task (invalid_argument).
   Tensor indices;
   Tensor length;  ///< i32 [s]
   /// f32 [H], or empty: a logit that takes part in the softmax of a head with value 0 (natural-log units, unscaled).
@@ -59,17 +62,18 @@ struct AttentionInputs {
   float scale = 1.0F;
 };
 
-/// P = softmax over selected keys (and sink) of scale * q . kv;  out = P . kv[:, :512];  lse = ln(sum of exponentials, sink
-/// included). A row of length 0: out 0; lse -inf, or the sink's logit if there is one.
+/// P = softmax over selected keys (and sink) of scale * q . kv;  out = P . kv[:, :512];  lse = ln(sum of exponentials,
+/// sink included). A row of length 0: out 0; lse -inf, or the sink's logit if there is one.
 struct AttentionOutputs {
   Tensor out;  ///< T [s, H, 512]
   Tensor lse;  ///< f32 [s, H], natural logarithm
-  /// f32 [s, K], or empty: receives sum over heads of P, entry by entry of `indices` (0 beyond length and for duplicates).
+  /// f32 [s, K], or empty: receives sum over heads of P, entry by entry of `indices` (0 beyond length and for
+  /// duplicates).
   Tensor head_sums;
 };
 
-/// For local rows `rows`: delta = sum(out * dout); dP = dout . v; dS = P (dP - delta) scale; dq = dS . kv; and added into
-/// the landed rows: dkv += dS^T q, dkv[:, :512] += P^T dout; dsink[h] -= sum_t P_sink delta.
+/// For local rows `rows`: delta = sum(out * dout); dP = dout . v; dS = P (dP - delta) scale; dq = dS . kv; and added
+/// into the landed rows: dkv += dS^T q, dkv[:, :512] += P^T dout; dsink[h] -= sum_t P_sink delta.
 struct AttentionGradients {
   Tensor dout;   ///< T [s, H, 512]
   Tensor out;    ///< of the forward
@@ -81,19 +85,20 @@ struct AttentionGradients {
 
 /// Which keys the indexer loss of a row runs over.
 struct LossSupport {
-  /// Sparse: the selected keys. Both empty in dense warm-up: then all that the row sees, by the bounds of IndexerInputs.
+  /// Sparse: the selected keys. Both empty in dense warm-up: then all that the row sees, by the bounds of
+  /// IndexerInputs.
   Tensor indices;  ///< i32 [s, K], distinct, ascending
   Tensor length;   ///< i32 [s]
   bool sparse() const noexcept { return indices.valid(); }
 };
 
-/// L = sum_t KL(target_t || softmax(score_t)) * loss_scale, with target_t = head_sums_t / max(sum of it, 1e-10), detached;
-/// log of the target clamped at 1e-10. Gradient of a score: (softmax(score) - target) * loss_scale * upstream, then through
-/// the formula of the score (relu' (0) = 0). Reference: Megatron-Core's DSA indexer loss.
+/// L = sum_t KL(target_t || softmax(score_t)) * loss_scale, with target_t = head_sums_t / max(sum of it, 1e-10),
+/// detached; log of the target clamped at 1e-10. Gradient of a score: (softmax(score) - target) * loss_scale *
+/// upstream, then through the formula of the score (relu' (0) = 0). Reference: Megatron-Core's DSA indexer loss.
 struct IndexerLoss {
-  RowRange rows;      ///< local rows of this call
-  /// f32 [rows.size(), W]: sums over heads of attention probabilities; entry i is that of the support's i-th key (sparse:
-  /// i-th entry of indices; dense: landed row key_begin + i).
+  RowRange rows;  ///< local rows of this call
+  /// f32 [rows.size(), W]: sums over heads of attention probabilities; entry i is that of the support's i-th key
+  /// (sparse: i-th entry of indices; dense: landed row key_begin + i).
   Tensor head_sums;
   double loss_scale = 1.0;  ///< usually 1 / real rows of the whole batch
   double upstream = 1.0;    ///< gradient of the caller's loss by L
@@ -110,17 +115,19 @@ class TANDEM_EXPORT KernelSet {
   /// Changes whenever any result may change by a bit; part of the fingerprint that ranks compare.
   virtual std::uint32_t numerics_version() const = 0;
 
-  /// One step of the plan: rows of `step.rows` look at `step.keys`. Carried rows are numbered in the order of step.rows. If
-  /// step.first their state starts empty, else it continues; if step.last their lists are written, else `state` keeps them.
-  virtual void indexer_topk(const IndexerStep& step, const IndexerInputs& in, const TopkState& state, const TopkLists& out,
-                            const Stream& stream) = 0;
+  /// One step of the plan: rows of `step.rows` look at `step.keys`. Carried rows are numbered in the order of
+  /// step.rows. If step.first their state starts empty, else it continues; if step.last their lists are written, else
+  /// `state` keeps them.
+  virtual void indexer_topk(const IndexerStep& step, const IndexerInputs& in, const TopkState& state,
+                            const TopkLists& out, const Stream& stream) = 0;
   virtual void sparse_mla_forward(const AttentionInputs& in, const AttentionOutputs& out, const Stream& stream) = 0;
   /// Deterministic on the host whatever the thread count.
   virtual void sparse_mla_backward(RowRange rows, const AttentionInputs& in, const AttentionGradients& grads,
                                    const Stream& stream) = 0;
-  /// Dense warm-up: head_sums [rows.size(), W] of softmax over all keys that a row sees (and the sink), W >= most keys.
-  virtual void dense_head_sums(RowRange rows, const IndexerInputs& bounds, const AttentionInputs& in, const Tensor& head_sums,
-                               const Stream& stream) = 0;
+  /// Dense warm-up: head_sums [rows.size(), W] of softmax over all keys that a row sees (and the sink), W >= most keys;
+  /// 0 beyond them. Of `bounds` only key_begin and key_end are used, of `in` not the lists.
+  virtual void dense_head_sums(RowRange rows, const IndexerInputs& bounds, const AttentionInputs& in,
+                               const Tensor& head_sums, const Stream& stream) = 0;
   virtual void indexer_loss(const IndexerInputs& in, const LossSupport& support, const IndexerLoss& loss,
                             const Stream& stream) = 0;
 };
@@ -129,7 +136,10 @@ struct CpuKernelOptions {
   /// Threads of a call; 0: TANDEM_THREADS if set, else the cores of this process divided by the ranks on this host.
   int threads = 0;
 };
-/// The specification. Results do not depend on the number of threads.
+/// The specification. Results do not depend on the number of threads, nor on the order or repetitions of a row's list:
+/// keys are always visited in ascending order. They do depend on the processor's instruction set, which
+/// numerics_version() tells apart. Scratch of a call: per thread a tile of rows and keys, and 16 MiB for the backward
+/// or the loss, more only if that does not hold two rows a thread.
 TANDEM_EXPORT std::shared_ptr<KernelSet> cpu_kernels(const CpuKernelOptions& options = {});
 
 }  // namespace tandem

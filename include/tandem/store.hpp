@@ -16,8 +16,8 @@
 
 namespace tandem {
 
-/// A small key-value store that the ranks of a job share: how they find each other, compare settings, and hear of deaths.
-/// Every call may be made from any thread. A key is set once by convention; setting it again overwrites.
+/// A small key-value store that the ranks of a job share: how they find each other, compare settings, and hear of
+/// deaths. Every call may be made from any thread. A key is set once by convention; setting it again overwrites.
 class TANDEM_EXPORT Store {
  public:
   virtual ~Store() = default;
@@ -53,9 +53,9 @@ class TANDEM_EXPORT Store {
   /// Tells all others. Never blocks, never throws.
   virtual void announce(const Notice& notice) noexcept = 0;
 
-  /// Says good-bye: from now on this rank's end of file is no failure. Where the store serves others it waits until they
-  /// have left too, or for the deadline. Later calls throw invalid_usage. A store that is destroyed or closed without
-  /// having left is lost for the others.
+  /// Says good-bye: from now on this rank's end of file is no failure. Where the store serves others it waits until
+  /// they have left too, or for the deadline. Later calls throw invalid_usage. A store that is destroyed or closed
+  /// without having left is lost for the others.
   virtual void leave(Deadline deadline) = 0;
   /// Makes every pending and later call throw aborted. Never blocks.
   virtual void close() noexcept = 0;
@@ -127,8 +127,8 @@ struct TcpStoreOptions {
   int server_rank = -1;
 };
 
-/// Connects, retrying until the deadline. Throws timeout (what was tried and the last reason), invalid_argument (the rank
-/// is taken, out of range, or the size differs from the server's), version_mismatch.
+/// Connects, retrying until the deadline. Throws timeout (what was tried and the last reason), invalid_argument (the
+/// rank is taken, out of range, or the size differs from the server's), version_mismatch.
 TANDEM_EXPORT std::shared_ptr<Store> connect_store(const TcpStoreOptions& options, Deadline deadline);
 
 }  // namespace tandem

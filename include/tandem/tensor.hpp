@@ -16,21 +16,23 @@ enum class DType { f32, f64, bf16, f8e4m3, i32, i64, u8 };
 TANDEM_EXPORT std::size_t size_of(DType dtype) noexcept;
 TANDEM_EXPORT const char* to_string(DType dtype) noexcept;
 
-/// A view of up to four dimensions over device memory, with an optional share in its owner. The last dimension is dense;
-/// strides count elements. A small value.
+/// A view of up to four dimensions over device memory, with an optional share in its owner. The last dimension is
+/// dense; strides count elements. A small value.
 class TANDEM_EXPORT Tensor {
  public:
   static constexpr int max_dims = 4;
 
   Tensor() = default;
-  /// A view of memory the caller keeps alive. Without `strides` the view is dense. Throws invalid_argument on a negative
-  /// extent, more than four dimensions, or a last stride other than 1.
+  /// A view of memory the caller keeps alive. Without `strides` the view is dense. Throws invalid_argument on a
+  /// negative extent, more than four dimensions, or a last stride other than 1.
   static Tensor from_raw(void* data, DType dtype, std::initializer_list<std::int64_t> shape,
                          std::initializer_list<std::int64_t> strides = {});
   /// Dense memory of its own, contents undefined.
   static Tensor allocate(const Device& device, DType dtype, std::initializer_list<std::int64_t> shape);
-  /// A dense view into `buffer` from `byte_offset` on; shares its ownership. Throws invalid_argument if it does not fit.
-  static Tensor view(const Buffer& buffer, std::size_t byte_offset, DType dtype, std::initializer_list<std::int64_t> shape);
+  /// A dense view into `buffer` from `byte_offset` on; shares its ownership. Throws invalid_argument if it does not
+  /// fit.
+  static Tensor view(const Buffer& buffer, std::size_t byte_offset, DType dtype,
+                     std::initializer_list<std::int64_t> shape);
 
   bool valid() const noexcept { return dims_ > 0; }
   void* data() const noexcept { return data_; }

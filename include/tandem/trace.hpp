@@ -20,11 +20,11 @@ TANDEM_EXPORT const char* to_string(SpanKind kind) noexcept;
 struct Span {
   SpanKind kind = SpanKind::compute;
   std::string name;
-  std::string track;           ///< the stream, or "from rank 2"
-  std::int64_t begin_ns = 0;   ///< steady clock of the recording rank
+  std::string track;          ///< the stream, or "from rank 2"
+  std::int64_t begin_ns = 0;  ///< steady clock of the recording rank
   std::int64_t end_ns = 0;
-  std::uint64_t bytes = 0;     ///< transfers only
-  std::string path;            ///< transfers only: the transport
+  std::uint64_t bytes = 0;  ///< transfers only
+  std::string path;         ///< transfers only: the transport
   std::int64_t duration_ns() const noexcept { return end_ns - begin_ns; }
 };
 
@@ -62,8 +62,8 @@ struct RankSpans {
   std::vector<Span> spans;
 };
 
-/// Trace-event JSON for ui.perfetto.dev: one process row per rank, one thread row per track, times in microseconds from the
-/// earliest span. Every name is escaped.
+/// Trace-event JSON for ui.perfetto.dev: one process row per rank, one thread row per track, times in microseconds from
+/// the earliest span. Every name is escaped.
 TANDEM_EXPORT std::string perfetto_json(std::span<const RankSpans> ranks);
 
 /// Bytes for the wire, and back. decode throws invalid_argument on anything encode did not write.

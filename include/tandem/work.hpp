@@ -28,17 +28,17 @@ struct ChunkTiming {
   std::string path;  ///< "tcp", "loopback", "local" (own rows)
 };
 
-/// The handle of an asynchronous operation. Cheap to copy, safe in any thread, may be waited on any number of times by any
-/// stream. Dropping all handles does not cancel the operation.
+/// The handle of an asynchronous operation. Cheap to copy, safe in any thread, may be waited on any number of times by
+/// any stream. Dropping all handles does not cancel the operation.
 class TANDEM_EXPORT Work {
  public:
   Work() = default;
   bool valid() const noexcept { return op_ != nullptr; }
 
-  /// Later work of `stream` starts only when everything of the operation has arrived here and its sources have been read,
-  /// so that the caller may overwrite them. The host does not block. Throws the operation's error if it has failed by now;
-  /// if it fails later, the stream is released (what it then reads is undefined, but its memory is valid) and status()
-  /// and the next wait say so.
+  /// Later work of `stream` starts only when everything of the operation has arrived here and its sources have been
+  /// read, so that the caller may overwrite them. The host does not block. Throws the operation's error if it has
+  /// failed by now; if it fails later, the stream is released (what it then reads is undefined, but its memory is
+  /// valid) and status() and the next wait say so.
   void wait(const Stream& stream) const;
   /// The same for the arrival of one field, or of one chunk of it. A chunk of which nothing is needed here is there at
   /// once. Throws invalid_argument for an unknown field or chunk.
@@ -59,7 +59,8 @@ class TANDEM_EXPORT Work {
   /// Bytes that this rank received from (sent to) other ranks in this operation so far, payload only.
   std::uint64_t received_bytes() const;
   std::uint64_t sent_bytes() const;
-  /// Where a gather puts `field`: landed rows x row shape. Throws invalid_argument for another name or kind of operation.
+  /// Where a gather puts `field`: landed rows x row shape. Throws invalid_argument for another name or kind of
+  /// operation.
   Tensor landed(std::string_view field) const;
 
   explicit Work(std::shared_ptr<detail::OpState> op) : op_(std::move(op)) {}

@@ -15,6 +15,7 @@ std::string Device::describe() const { return impl_->describe(); }
 Stream Device::create_stream(const StreamOptions& options) const { return Stream(impl_->create_stream(options)); }
 Event Device::create_event() const { return Event(impl_->create_event()); }
 Buffer Device::allocate(std::size_t bytes) const { return Buffer(impl_->allocate(bytes), bytes); }
+MemoryUse Device::memory_use() const noexcept { return impl_->memory_use(); }
 void Device::synchronize(Deadline deadline) const { impl_->synchronize(deadline); }
 
 detail::StreamImpl& Stream::impl() const {

@@ -37,7 +37,8 @@ class StreamImpl {
   virtual void wait(EventImpl& event) = 0;
   virtual void record(EventImpl& event) = 0;
   /// `on_wait(begin_ns, end_ns)` runs on the stream when it is released; may be empty.
-  virtual void wait(std::shared_ptr<const SignalImpl> signal, std::function<void(std::int64_t, std::int64_t)> on_wait) = 0;
+  virtual void wait(std::shared_ptr<const SignalImpl> signal,
+                    std::function<void(std::int64_t, std::int64_t)> on_wait) = 0;
   virtual void copy(void* destination, const void* source, std::size_t bytes) = 0;
   virtual void run(std::function<void()> task) = 0;
   virtual void synchronize(Deadline deadline) = 0;
@@ -53,6 +54,7 @@ class DeviceImpl {
   virtual std::shared_ptr<EventImpl> create_event() = 0;
   virtual std::shared_ptr<SignalImpl> create_signal() = 0;
   virtual std::shared_ptr<void> allocate(std::size_t bytes) = 0;
+  virtual MemoryUse memory_use() const noexcept = 0;
   virtual void synchronize(Deadline deadline) = 0;
 };
 

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "comm/prepared.hpp"
 #include "dsa/attention_impl.hpp"
 
 namespace tandem {
@@ -131,30 +132,27 @@ DsaMemory DsaAttention::Impl::memory(const Plan& plan) const {
   const std::uint64_t e = size_of(config.dtype);
   const bool loss = has_loss();
   const bool sparse = config.loss == IndexerLossKind::sparse;
-  std::uint64_t width = 0;
-  if (config.loss == IndexerLossKind::dense) {
-    for (std::int64_t r = 0; r < plan.rows(); ++r) {
-      width = std::max(width, static_cast<std::uint64_t>(plan.key_end()[static_cast<std::size_t>(r)] -
-                                                         plan.key_begin()[static_cast<std::size_t>(r)]));
-    }
-  }
+  const std::uint64_t tile = config.loss == IndexerLossKind::dense
+                                 ? 4 * static_cast<std::uint64_t>(loss_block_rows(plan) * most_visible_keys(plan))
+                                 : 0;
   std::uint64_t carried = 0;
   for (const IndexerStep& step : plan.indexer_steps()) {
     if (step.first && !step.last) carried = std::max(carried, static_cast<std::uint64_t>(step.row_count()));
   }
-  std::uint64_t received = 0;
-  for (const ChunkTransfer& t : plan.departures()) received += static_cast<std::uint64_t>(t.rows);
-  const std::uint64_t block = static_cast<std::uint64_t>(std::min(plan.options().block_rows, plan.rows()));
+  Prepared::Data arena(plan, batch_spec());
+  detail::lay_out(arena);
+  const std::uint64_t kept = config.keep_landed ? e * n * (d + (loss ? i : 0)) : 0;
+  const std::uint64_t lists = 4 * s * k + (sparse ? 4 * s * k : 0);
 
   DsaMemory m;
-  m.inputs = e * s * (h * d + d + hi * i + i) + 4 * s * hi;
+  m.inputs = e * s * (h * d + d + hi * i + i) + 4 * s * hi + 4 * h;  // a sink's logits
   m.outputs = e * s * h * v + 4 * s * h + 4 * s * k + 4 * s + 8 + (loss ? 8 * s : 0);
-  m.landed = 2 * e * n * (d + i) + (config.keep_landed ? e * n * (d + (loss ? i : 0)) : 0);
-  m.scratch = carried * (8 * k + 4) + 4 * block * width;
-  m.saved = 4 * s * k + 4 * s + (sparse ? 4 * s * k : 0) + (config.keep_landed ? e * n * (d + (loss ? i : 0)) : 0);
-  m.gradients = e * s * h * d + 4 * s * d + (loss ? e * s * hi * i + 4 * s * (i + hi) : 0);
+  m.landed = Prepared::slots * arena.gather.bytes + kept;
+  m.scratch = lists + carried * (8 * k + 4) + 2 * tile;
+  m.saved = lists + 4 * s + kept;
+  m.gradients = e * s * h * d + 4 * s * d + 4 * h + (loss ? e * s * hi * i + 4 * s * (i + hi) : 0);
   m.accumulators = 4 * n * (d + (loss ? i : 0));
-  m.staging = 2 * received * size_of(config.wire) * (d + (loss ? i : 0));
+  m.staging = Prepared::slots * arena.reduce.bytes;
   return m;
 }
 

@@ -54,6 +54,10 @@ void zero_on(const Stream& stream, const Tensor& tensor);
 
 }  // namespace detail
 
+/// Extents of the tile that the dense loss works in.
+std::int64_t loss_block_rows(const Plan& plan);
+std::int64_t most_visible_keys(const Plan& plan);
+
 struct DsaAttention::Impl {
   Communicator* comm;
   std::shared_ptr<KernelSet> kernels;

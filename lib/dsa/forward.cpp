@@ -7,6 +7,19 @@
 
 namespace tandem {
 
+std::int64_t loss_block_rows(const Plan& plan) {
+  std::int64_t most = 0;
+  for (const RowRange& block : plan.query_blocks()) most = std::max(most, block.size());
+  return most;
+}
+
+std::int64_t most_visible_keys(const Plan& plan) {
+  std::int64_t most = 1;
+  for (std::size_t t = 0; t < plan.key_begin().size(); ++t)
+    most = std::max(most, plan.key_end()[t] - plan.key_begin()[t]);
+  return most;
+}
+
 IndexerInputs DsaAttention::Impl::indexer_inputs(const Plan& plan, const DsaInputs& in, const Tensor& index_k) const {
   return {in.index_q, in.index_w, index_k, plan.key_begin(), plan.key_end(), config.topk, config.relu};
 }
@@ -101,18 +114,14 @@ void DsaAttention::Impl::run_loss(const DsaContext::Data& context, const DsaInpu
   const IndexerInputs indexer = indexer_inputs(plan, in, index_k);
   const bool dense = config.loss == IndexerLossKind::dense;
   const LossSupport support = dense ? LossSupport{} : LossSupport{context.indices, context.length};
+  // One tile of rows by keys for all blocks: the stream uses it for one after the other.
+  const Tensor tile = dense ? allocate(DType::f32, {loss_block_rows(plan), most_visible_keys(plan)}) : Tensor();
   const char* pass = loss.d_index_k.valid() ? "indexer_backward" : "indexer_loss";
   for (std::size_t b = 0; b < plan.query_blocks().size(); ++b) {
     loss.rows = plan.query_blocks()[b];
     compute(stream, fmt::format("compute/{}/{}", pass, b), [&] {
       if (dense) {
-        // Only a block's worth of rows by keys exists at a time.
-        std::int64_t width = 1;
-        for (std::int64_t t = loss.rows.begin; t < loss.rows.end; ++t) {
-          const auto i = static_cast<std::size_t>(t);
-          width = std::max(width, plan.key_end()[i] - plan.key_begin()[i]);
-        }
-        loss.head_sums = allocate(DType::f32, {loss.rows.size(), width});
+        loss.head_sums = tile.rows(0, loss.rows.size());
         kernels->dense_head_sums(loss.rows, indexer, attention_inputs(in, kv, context.indices, context.length),
                                  loss.head_sums, stream);
         if (config.target_hook) config.target_hook(loss.head_sums, stream);

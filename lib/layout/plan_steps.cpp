@@ -50,14 +50,17 @@ class StepMaker {
   std::vector<IndexerStep> make() {
     classify_rows();
     std::vector<IndexerStep> steps;
-    const auto add = [&](std::vector<IndexerStep>& to, const std::vector<std::int64_t>& rows, auto... options) {
-      if (!rows.empty()) to.push_back(step(rows, options...));
-    };
-    add(steps, local_rows_, nullptr, true, true);
-    add(steps, carried_rows_, &own_, true, false);
     std::vector<IndexerStep> late;
-    add(late, carried_rows_, &others_, false, true);
-    for (const auto& rows : late_parts()) add(late, rows, nullptr, true, true);
+    if (!local_rows_.empty()) steps.push_back(step(local_rows_));
+    if (!carried_rows_.empty()) {
+      steps.push_back(step(carried_rows_, &own_));
+      steps.back().last = false;
+      late.push_back(step(carried_rows_, &others_));
+      late.back().first = false;
+    }
+    for (const std::vector<std::int64_t>& rows : late_parts()) {
+      if (!rows.empty()) late.push_back(step(rows));
+    }
     std::stable_sort(late.begin(), late.end(), [this](const IndexerStep& a, const IndexerStep& b) {
       return arrival_of(a.chunks.back()) < arrival_of(b.chunks.back());
     });
@@ -146,11 +149,8 @@ class StepMaker {
   }
 
   /// `rows` over the keys they see, of those only the ones `among` unless it is null.
-  IndexerStep step(const std::vector<std::int64_t>& rows, const std::vector<RowRange>* among, bool first,
-                   bool last) const {
+  IndexerStep step(const std::vector<std::int64_t>& rows, const std::vector<RowRange>* among = nullptr) const {
     IndexerStep result;
-    result.first = first;
-    result.last = last;
     for (const std::int64_t row : rows) {
       append_merged(result.rows, {row, row + 1});
       append_merged(result.keys, keys_of(row));

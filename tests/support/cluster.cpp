@@ -19,6 +19,7 @@ std::vector<std::exception_ptr> run_ranks(const ClusterOptions& o, const std::fu
         options.size = o.ranks;
         HostDeviceOptions device;
         device.queues = o.queues;
+        device.poison = o.poison;
         options.device = Device::host(device);
         options.store = store->attach(r);
         options.transport = o.transport;

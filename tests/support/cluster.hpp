@@ -22,6 +22,7 @@ struct ClusterOptions {
   std::chrono::milliseconds rendezvous_timeout{20000};
   bool trace = false;
   bool finalize = true;  ///< after the body
+  bool poison = true;    ///< memory of each rank's device is NaN until it is written
 };
 
 /// Plays every rank as a thread of this process: makes a communicator over a HashStore, runs `body`, finalizes. Returns

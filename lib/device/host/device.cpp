@@ -80,7 +80,15 @@ std::shared_ptr<void> HostDevice::allocate(std::size_t bytes) {
     throw Error(ErrorCode::out_of_memory,
                 fmt::format("device '{}': cannot allocate {}", options_.name, format_bytes(bytes)));
   }
-  return {memory, [](void* p) { std::free(p); }};
+  if (options_.poison) std::memset(memory, 0xFF, rounded);
+  const std::uint64_t live = memory_->live.fetch_add(bytes) + bytes;
+  std::uint64_t peak = memory_->peak.load();
+  while (peak < live && !memory_->peak.compare_exchange_weak(peak, live)) {
+  }
+  return {memory, [count = memory_, bytes](void* p) {
+            std::free(p);
+            count->live.fetch_sub(bytes);
+          }};
 }
 
 void HostDevice::synchronize(Deadline deadline) {

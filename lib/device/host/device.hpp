@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -22,6 +24,7 @@ class HostDevice final : public DeviceImpl, public std::enable_shared_from_this<
   std::shared_ptr<EventImpl> create_event() override;
   std::shared_ptr<SignalImpl> create_signal() override;
   std::shared_ptr<void> allocate(std::size_t bytes) override;
+  MemoryUse memory_use() const noexcept override { return {memory_->live.load(), memory_->peak.load()}; }
   void synchronize(Deadline deadline) override;
 
  private:
@@ -30,6 +33,11 @@ class HostDevice final : public DeviceImpl, public std::enable_shared_from_this<
 
   const HostDeviceOptions options_;
   const std::shared_ptr<FirstFailure> failure_ = std::make_shared<FirstFailure>();
+  struct MemoryCount {
+    std::atomic<std::uint64_t> live{0};
+    std::atomic<std::uint64_t> peak{0};
+  };
+  const std::shared_ptr<MemoryCount> memory_ = std::make_shared<MemoryCount>();  // outlived by no buffer
   const std::shared_ptr<LiveQueues> live_ = std::make_shared<LiveQueues>();
   std::mutex mutex_;
   // Folded: the device owns the queues, made when their first stream is. Free-threaded: each stream owns its own.

@@ -3,7 +3,6 @@
 
 #include <linux/sockios.h>
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -15,9 +14,16 @@
 #include "base/thread.hpp"
 #include "bootstrap/addresses.hpp"
 #include "tandem/deadline.hpp"
+#include "transports/tcp/idle_cores.hpp"
 
 namespace tandem::tcp {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Sleeping and being woken costs more than a short transfer, so while transfers are pending the progress thread watches
+// the sockets for a moment before it sleeps.
+constexpr std::chrono::microseconds watch{200};
 
 // The process's signals are for threads that know of them.
 class SignalsBlocked {
@@ -66,20 +72,18 @@ void Context::run() {
   }
 }
 
-/// Sleeping and being woken costs more than a short transfer, so while transfers are pending it looks again for a
-/// moment before it sleeps. It yields, for others may need the core.
 void Context::progress() {
-  static const std::chrono::microseconds moment{getenv("SPIN") ? atoi(getenv("SPIN")) : 50};
-  auto last_moved = std::chrono::steady_clock::now();
+  IdleCores idle_cores;
+  auto last_moved = Clock::now();
   while (!io_.stopped()) {
     const bool called = io_.poll() > 0;
-    if (work() || called) {
-      last_moved = std::chrono::steady_clock::now();
-    } else if (has_pending() && std::chrono::steady_clock::now() - last_moved < moment) {
-      ::sched_yield();
-    } else {
+    const bool moved = work() || called;
+    const auto now = Clock::now();
+    if (moved) {
+      last_moved = now;
+    } else if (now > last_moved + watch || !has_pending() || !idle_cores.present(now)) {
       io_.run_one();
-      last_moved = std::chrono::steady_clock::now();
+      last_moved = Clock::now();
     }
   }
 }

@@ -68,10 +68,9 @@ bool Stream::work() {
   try {
     for (int turn = 0; owner_ && moves && turn < longest_turn; ++turn) {
       moves = false;
-      static const int rd = getenv("READS") ? atoi(getenv("READS")) : 1;
-      for (int i = 0; i < rd && owner_ && read_once(); ++i) moves = true;
-      if (owner_) owner_->fill();
-      if (owner_ && !pieces_.empty() && write_once()) moves = true;
+      owner_->fill();
+      if (!pieces_.empty() && write_once()) moves = true;
+      if (owner_ && read_once()) moves = true;
       moved |= moves;
     }
   } catch (const ProtocolError& e) {

@@ -65,7 +65,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   int fd() { return socket_.native_handle(); }
 
  private:
-  static inline const std::uint64_t enough = (getenv("ENOUGH") ? atoi(getenv("ENOUGH")) : 128U) << 10;  // bytes of one write or read
+  static constexpr std::uint64_t enough = 1U << 20;  // bytes of one write or read
   static constexpr std::size_t max_pieces = 64;
   static constexpr int longest_turn = 16;  // writes and reads, then other peers get theirs
 

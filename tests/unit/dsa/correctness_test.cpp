@@ -70,7 +70,7 @@ const std::vector<Case>& cases() {
   return all;
 }
 
-class Correctness : public ::testing::TestWithParam<std::tuple<std::size_t, Partition>> {};
+class Correctness : public ::testing::TestWithParam<std::tuple<std::size_t, Partition, int>> {};
 
 TEST_P(Correctness, Fp32IsWithinRoundingOfFloat64ForEveryNumberOfRanks) {
   const Case& c = cases()[std::get<0>(GetParam())];
@@ -81,6 +81,7 @@ TEST_P(Correctness, Fp32IsWithinRoundingOfFloat64ForEveryNumberOfRanks) {
     RunOptions options;
     options.cluster.ranks = ranks;
     options.partition = std::get<1>(GetParam());
+    options.cluster.queues = std::get<2>(GetParam());
     const Results results = run(problem, options);
     if (HasFailure()) return;
     EXPECT_EQ(mismatches(problem, results), 0) << ranks << " ranks";
@@ -97,10 +98,12 @@ TEST_P(Correctness, Fp32IsWithinRoundingOfFloat64ForEveryNumberOfRanks) {
 
 INSTANTIATE_TEST_SUITE_P(All, Correctness,
                          ::testing::Combine(::testing::Range<std::size_t>(0, cases().size()),
-                                            ::testing::Values(Partition::zigzag, Partition::contiguous)),
+                                            ::testing::Values(Partition::zigzag, Partition::contiguous),
+                                            ::testing::Values(0, 1)),
                          [](const auto& info) {
                            return std::string(cases()[std::get<0>(info.param)].name) + "_" +
-                                  to_string(std::get<1>(info.param));
+                                  to_string(std::get<1>(info.param)) +
+                                  (std::get<2>(info.param) == 0 ? "_free" : "_one_queue");
                          });
 
 TEST(Options, Bf16IsAtMostTwiceAsFarOffAsUnsharded) {

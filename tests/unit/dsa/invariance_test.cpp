@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <atomic>
+
+#include "comm/tag.hpp"
 #include "support/random.hpp"
+#include "transports/loopback/control.hpp"
 #include "unit/dsa/run.hpp"
 
 namespace tandem {
@@ -74,6 +78,26 @@ TEST(Invariance, GradientsAreTheSameFromRunToRun) {
   }
 }
 
+// Several layers are enqueued before anything is waited for; a rank comes late.
+TEST(Invariance, LayersInFlightDoNotDisturbEachOther) {
+  const Problem problem = problem_for(64, DType::f32);
+  for (const bool keep : {true, false}) {
+    RunOptions options;
+    options.cluster.ranks = 3;
+    options.keep_landed = keep;
+    const Results one = run(problem, options);
+    options.layers = 3;
+    for (const char* transport : {"loopback", "tcp"}) {
+      for (const int queues : {0, 1}) {
+        options.cluster.transport = transport;
+        options.cluster.queues = queues;
+        options.late_rank = queues + 1;
+        EXPECT_TRUE(run(problem, options) == one) << transport << ", " << queues << " queues";
+      }
+    }
+  }
+}
+
 // One rank alone is the kernels called one after the other.
 TEST(Invariance, OneRankEqualsTheUnshardedKernels) {
   auto rng = testing::test_rng(62);
@@ -136,7 +160,16 @@ TEST(Bytes, OnlyNeededRowsMove) {
   options.partition = Partition::contiguous;
   const Problem one = make_problem(rng, {64}, 0, {2, 2, 576, 8, false}, DType::f32);
   const std::uint64_t row = 4 * (576 + 128);
-  EXPECT_EQ(run(one, options).gathered_bytes, row * 64 * 3 / 2);
+  // Counted by the transport, too: what it delivers of gathers to each rank.
+  std::atomic<std::uint64_t> delivered{0};
+  {
+    const loopback::Gate counter = loopback::hold([&](const loopback::Delivery& d) {
+      if (detail::Tag::decode(d.tag).kind == detail::OpKind::gather) delivered += d.bytes;
+      return false;
+    });
+    EXPECT_EQ(run(one, options).gathered_bytes, row * 64 * 3 / 2);
+  }
+  EXPECT_EQ(delivered.load(), row * 64 * 3 / 2);
   const Problem packed = make_problem(rng, {16, 16, 7, 9, 16}, 0, {2, 2, 576, 8, false}, DType::f32);
   EXPECT_EQ(run(packed, options).gathered_bytes, 0U);
 }

@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <mutex>
+#include <thread>
 
 #include "device/bf16.hpp"
 #include "tandem/kernels.hpp"
@@ -95,6 +97,14 @@ DsaInputs inputs_of(const Communicator& comm, const Plan& plan, const Problem& p
   return in;
 }
 
+// The formula against what the device gave out. Tensors that the formula does not know are dout's.
+void check_memory(const Communicator& comm, const DsaMemory& memory, const Tensor& dout) {
+  const std::uint64_t bill = memory.total() + dout.row_bytes() * static_cast<std::uint64_t>(dout.size(0));
+  const std::uint64_t peak = comm.device().memory_use().peak;
+  EXPECT_LE(peak, bill) << "rank " << comm.rank();
+  EXPECT_GE(static_cast<double>(peak), 0.95 * static_cast<double>(bill) - 4096) << "rank " << comm.rank();
+}
+
 void run_rank(Communicator& comm, const Problem& p, const RunOptions& o, Results& results, std::vector<float>& dsinks,
               std::mutex& mutex) {
   const auto& g = p.global;
@@ -121,13 +131,23 @@ void run_rank(Communicator& comm, const Problem& p, const RunOptions& o, Results
   const Stream stream = comm.device().create_stream({"compute", false});
   const DsaInputs in = inputs_of(comm, plan, p);
   const Tensor dout = shard(comm, plan, g.dout, {plan.rows(), g.heads, value_dim}, p.dtype);
-  const DsaAttention::Forward forward = attention.forward(plan, in, stream);
-  const DsaAttention::Backward backward = attention.backward(forward.context, in, dout, o.dloss, stream);
+  if (comm.rank() == o.late_rank) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  std::vector<DsaAttention::Forward> forwards;
+  for (int layer = 0; layer < o.layers; ++layer) forwards.push_back(attention.forward(plan, in, stream));
+  std::vector<DsaAttention::Backward> backwards;
+  for (int layer = o.layers - 1; layer >= 0; --layer) {
+    backwards.push_back(
+        attention.backward(forwards[static_cast<std::size_t>(layer)].context, in, dout, o.dloss, stream));
+  }
+  // Of one layer: the first's forward and its backward, which ran last.
+  const DsaAttention::Forward& forward = forwards.front();
+  const DsaAttention::Backward& backward = backwards.back();
   if (o.enqueued) o.enqueued(comm, forward, backward);
   backward.reduce.wait(stream);
   stream.synchronize(soon());
-  forward.gather.synchronize(soon());
-  backward.reduce.synchronize(soon());
+  for (const auto& f : forwards) f.gather.synchronize(soon());
+  for (const auto& b : backwards) b.reduce.synchronize(soon());
+  if (o.layers == 1) check_memory(comm, attention.memory(plan), dout);
 
   const std::lock_guard lock(mutex);
   const DsaOutputs& out = forward.outputs;

@@ -39,6 +39,8 @@ struct RunOptions {
   IndexerLossKind loss = IndexerLossKind::sparse;
   int kernel_threads = 1;
   double dloss = 0.7;
+  int layers = 1;      ///< forwards enqueued one after the other before any backward; all with the same inputs
+  int late_rank = -1;  ///< starts 50 ms after the others
   /// Wraps the kernels of each rank, for tests that hold them up.
   std::function<std::shared_ptr<KernelSet>(std::shared_ptr<KernelSet>, Communicator&)> wrap;
   /// Called on each rank after everything is enqueued, before it is waited for.
