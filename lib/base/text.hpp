@@ -23,7 +23,7 @@ inline std::string format_duration(std::chrono::nanoseconds d) {
     if (v < 9.95) return fmt::format("{:.2g} {}", v, unit.name);
     if (v < (unit.ns < 1e9 ? 999.5 : 59.5)) return fmt::format("{:.0f} {}", v, unit.name);
   }
-  const std::int64_t seconds = (ns + 500'000'000) / 1'000'000'000;
+  const std::int64_t seconds = ns / 1'000'000'000 + (ns % 1'000'000'000 >= 500'000'000 ? 1 : 0);
   if (seconds < 3600) return fmt::format("{} min {} s", seconds / 60, seconds % 60);
   return fmt::format("{} h {} min", seconds / 3600, seconds % 3600 / 60);
 }

@@ -184,6 +184,7 @@ Context::~Context() {
 void Context::linger() {
   const auto deadline = Deadline::after(std::chrono::milliseconds(500));
   std::set<Stream*> talking, leaving;
+  std::vector<char> rest(std::size_t{1} << 16);
   for (const auto& peer : peers_) {
     if (peer->stream()) talking.insert(peer->stream().get());
   }
@@ -191,7 +192,7 @@ void Context::linger() {
     std::erase_if(talking, [&](Stream* stream) { return stream->say_goodbye() && leaving.insert(stream).second; });
     std::vector<pollfd> readable;
     std::erase_if(leaving, [&](Stream* stream) {
-      const auto thrown_away = ::recv(stream->fd(), nullptr, 1U << 30, MSG_TRUNC | MSG_DONTWAIT);
+      const auto thrown_away = ::recv(stream->fd(), rest.data(), rest.size(), MSG_DONTWAIT);
       stream->acknowledge();
       int unacknowledged = 0;
       const bool gone = thrown_away == 0 || (thrown_away < 0 && errno != EAGAIN && errno != EINTR);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -141,10 +142,12 @@ TEST_P(Failure, ARankThatGoesAwayIsNamedOnEverySurvivor) {
 }
 
 TEST_P(Failure, DestroyingTheCommunicatorFailsItsOpenWorks) {
-  const auto thrown = run_ranks(cluster(2), [](Communicator& given) {
+  std::atomic<int> prepared{0};
+  const auto thrown = run_ranks(cluster(2), [&](Communicator& given) {
     std::optional<Communicator> comm(std::move(given));
     Member s(*comm);
-    comm->barrier(soon());
+    ++prepared;
+    while (prepared.load() < 2) std::this_thread::sleep_for(1ms);
     if (comm->rank() == 1) {
       while (comm->status().ok()) std::this_thread::sleep_for(5ms);
       return;
