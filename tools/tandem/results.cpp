@@ -33,6 +33,39 @@ std::vector<Tensor*> members(Results& r) {
           &r.gradients.dq, &r.gradients.dkv, &r.gradients.d_index_q, &r.gradients.d_index_k, &r.gradients.d_index_w};
 }
 
+std::uint64_t bytes_of(const RowRange& segment, const Tensor& tensor) {
+  return static_cast<std::uint64_t>(segment.size()) * tensor.row_bytes();
+}
+
+// Of this rank's rows to rank 0, segment by segment, as receives() expects them.
+std::vector<Transfer> sends(const Communicator& comm, const SequenceLayout& layout, const Tensor& local) {
+  std::vector<Transfer> transfers;
+  std::int64_t row = 0;
+  for (const RowRange& segment : layout.segments(comm.rank())) {
+    transfers.push_back({Transfer::Direction::send, 0, row_address(local, row), bytes_of(segment, local)});
+    row += segment.size();
+  }
+  return transfers;
+}
+
+// Of everybody's rows, right to their place in `all`; rank 0's own are copied.
+std::vector<Transfer> receives(const Communicator& comm, const SequenceLayout& layout, const Tensor& local,
+                               const Tensor& all) {
+  std::vector<Transfer> transfers;
+  std::int64_t row = 0;
+  for (const RowRange& segment : layout.segments(0)) {
+    std::memcpy(row_address(all, segment.begin), row_address(local, row), bytes_of(segment, local));
+    row += segment.size();
+  }
+  for (int peer = 1; peer < comm.size(); ++peer) {
+    for (const RowRange& segment : layout.segments(peer)) {
+      transfers.push_back(
+          {Transfer::Direction::receive, peer, row_address(all, segment.begin), bytes_of(segment, all)});
+    }
+  }
+  return transfers;
+}
+
 }  // namespace
 
 std::vector<const Tensor*> Results::by_row() const {
@@ -43,38 +76,15 @@ std::vector<const Tensor*> Results::by_row() const {
 
 Results collect_results(Communicator& comm, const SequenceLayout& layout, const Results& local, const Stream& stream) {
   Results all;
-  std::vector<Transfer> transfers;
   const std::vector<const Tensor*> sources = local.by_row();
-  if (comm.rank() != 0) {
-    for (const Tensor* source : sources) {
-      std::int64_t row = 0;
-      for (const RowRange& segment : layout.segments(comm.rank())) {
-        transfers.push_back({Transfer::Direction::send, 0, row_address(*source, row),
-                             static_cast<std::uint64_t>(segment.size()) * source->row_bytes()});
-        row += segment.size();
-      }
-    }
-    run_exchange(comm, transfers, stream);
-    return all;
-  }
   const std::vector<Tensor*> targets = members(all);
+  // One exchange for each tensor: an operation has a deadline, and together they may be large.
   for (std::size_t i = 0; i < targets.size(); ++i) {
-    const Tensor& source = *sources[i];
-    *targets[i] = allocate_like(comm.device(), source, layout.total_rows());
-    std::int64_t row = 0;
-    for (const RowRange& segment : layout.segments(0)) {
-      std::memcpy(row_address(*targets[i], segment.begin), row_address(source, row),
-                  static_cast<std::size_t>(segment.size()) * source.row_bytes());
-      row += segment.size();
-    }
-    for (int peer = 1; peer < comm.size(); ++peer) {
-      for (const RowRange& segment : layout.segments(peer)) {
-        transfers.push_back({Transfer::Direction::receive, peer, row_address(*targets[i], segment.begin),
-                             static_cast<std::uint64_t>(segment.size()) * source.row_bytes()});
-      }
-    }
+    if (comm.rank() == 0) *targets[i] = allocate_like(comm.device(), *sources[i], layout.total_rows());
+    run_exchange(comm,
+                 comm.rank() == 0 ? receives(comm, layout, *sources[i], *targets[i]) : sends(comm, layout, *sources[i]),
+                 stream);
   }
-  run_exchange(comm, transfers, stream);
   return all;
 }
 

@@ -105,7 +105,7 @@ CheckSample choose_sample(const SequenceLayout& layout, const ModelShape& shape,
                              all_rows - sample.row_count, all_rows, sample.complete_keys[0].size());
   }
   if (sample.topk_stride > 1) {
-    sample.cut += fmt::format("{}the search for the top-k in all but every {}th row", sample.cut.empty() ? "" : "; ",
+    sample.cut += fmt::format("{}the search for the top-k in all but one row of {}", sample.cut.empty() ? "" : "; ",
                               sample.topk_stride);
   }
   return sample;

@@ -111,7 +111,7 @@ TEST(DsaRun, FewerTokensThanRanks) {
   EXPECT_EQ(sum(good_run({"--ranks", "3", "--docs", "0,0"})["tokens"]), 0);
 }
 
-TEST(DsaRun, MoreKeysWantedThanVisible) { good_run({"--ranks", "3", "--seq-len", "50", "--topk", "512"}); }
+TEST(DsaRun, MoreKeysWantedThanVisible) { good_run({"--ranks", "3", "--seq-len", "13"}); }
 
 TEST(DsaRun, PadsCountAsTokens) {
   const json report = good_run({"--ranks", "3", "--docs", "20,0,31", "--pad-to", "40"});

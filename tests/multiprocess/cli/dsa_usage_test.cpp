@@ -98,7 +98,7 @@ TEST(Info, JsonAndTextTellTheSame) {
   EXPECT_THAT(names, ::testing::IsSupersetOf({"tcp", "loopback"}));
   EXPECT_EQ(info["kernels"][0]["name"], "cpu");
   for (const std::string& part : {std::string("TANDEM_LOG"), std::string("not built into this version"),
-                                 info["version"].get<std::string>(), std::string("127.0.0.1")}) {
+                                  info["version"].get<std::string>(), std::string("127.0.0.1")}) {
     EXPECT_THAT(text.out, HasSubstr(part));
     EXPECT_THAT(e.out, HasSubstr(part));
   }

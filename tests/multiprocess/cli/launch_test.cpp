@@ -76,6 +76,18 @@ TEST(Launch, ReportsASignalAs128PlusItsNumber) {
   EXPECT_THAT(e.err, HasSubstr("was killed by signal 11"));
 }
 
+// A rank that never joined has no connection to the store whose end the others could notice.
+TEST(Launch, TellsTheOthersOfARankThatNeverJoined) {
+  const std::string command = TANDEM_COMMAND;
+  const Ended e = launch({"-n", "3", "--grace", "20"},
+                         "[ $RANK = 1 ] && exit 9; exec " + command + " dsa --seq-len 60 --rendezvous-timeout 15");
+  EXPECT_EQ(e.code, 9);
+  EXPECT_LT(e.took, milliseconds(10000));
+  for (const std::string rank : {"0", "2"}) {
+    EXPECT_THAT(e.err, ::testing::ContainsRegex("tandem: rank " + rank + ": .*rank 1 .*exited with code 9"));
+  }
+}
+
 TEST(Launch, EndsTheOthersAfterTheGracePeriod) {
   const Ended e = launch({"-n", "2", "--grace", "0.2"}, "[ $RANK = 0 ] && exit 3; exec sleep 20");
   EXPECT_EQ(e.code, 3);
@@ -139,6 +151,9 @@ struct Bad {
   std::vector<std::string> arguments;
   std::string says;
 };
+void PrintTo(const Bad& bad, std::ostream* out) {
+  for (const std::string& a : bad.arguments) *out << a << ' ';
+}
 class LaunchUsage : public ::testing::TestWithParam<Bad> {};
 
 TEST_P(LaunchUsage, IsRefused) {
