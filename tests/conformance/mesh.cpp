@@ -13,10 +13,9 @@ void Batch::on_complete(void* batch, std::uint64_t index, tandem_status status, 
   auto& self = *static_cast<Batch*>(batch);
   const std::lock_guard lock(self.mutex_);
   auto& outcome = self.outcomes_.at(index);
-  if (outcome.times++ == 0) ++self.completed_;
   outcome.status = status;
   outcome.message = message ? message : "";
-  self.changed_.notify_all();
+  if (outcome.times++ == 0 && ++self.completed_ == self.outcomes_.size()) self.changed_.notify_all();
 }
 
 bool Batch::wait(Deadline deadline) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tandem/plugin/transport.h"
-
 #include <stddef.h>
+
+#include "tandem/plugin/transport.h"
 
 /* Readers look at no field beyond struct_size, so it must come first in every struct of the interface. */
 _Static_assert(offsetof(tandem_host_services, struct_size) == 0, "struct_size comes first");

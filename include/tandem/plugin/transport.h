@@ -10,9 +10,10 @@
  * A transport moves bytes between two ranks of a group. It knows nothing of tensors or attention. A plugin exports one
  * symbol, tandem_transport_query_v0 (a static one adds "_<name>"), of type tandem_transport_query_fn.
  *
- * Rules. Structs begin with struct_size, set by whoever fills them, and only grow at the end; a reader looks at no field
- * beyond it. Sizes are 64-bit. No exception crosses the border. Function pointers may be null where "optional" is said.
- * Unless said otherwise a function may be called from any thread, never blocks on a peer, and is not called after close.
+ * Rules. Structs begin with struct_size, set by whoever fills them, and only grow at the end; a reader looks at no
+ * field beyond it. Sizes are 64-bit. No exception crosses the border. Function pointers may be null where "optional" is
+ * said. Unless said otherwise a function may be called from any thread, never blocks on a peer, and is not called after
+ * close.
  */
 #ifdef __cplusplus
 extern "C" {
@@ -31,7 +32,7 @@ enum {
   TANDEM_CAP_ZERO_SM = 1u << 1,        /* uses no multiprocessor of a GPU */
   TANDEM_CAP_DEVICE_MEMORY = 1u << 2,  /* buffers may be device memory */
   TANDEM_CAP_GRAPH_CAPTURE = 1u << 3,
-  TANDEM_CAP_NEEDS_PROGRESS = 1u << 4  /* the host must call progress(); otherwise the plugin has a thread of its own */
+  TANDEM_CAP_NEEDS_PROGRESS = 1u << 4 /* the host must call progress(); otherwise the plugin has a thread of its own */
 };
 
 enum { TANDEM_LOG_ERROR = 0, TANDEM_LOG_WARN = 1, TANDEM_LOG_INFO = 2, TANDEM_LOG_DEBUG = 3 };
@@ -59,21 +60,21 @@ typedef struct tandem_open_params {
   uint64_t option_count;
 } tandem_open_params;
 
-/* One matched transfer. A send to peer p and p's receive from this rank match by tag; those of equal tag match in the order
- * they were posted. Both sides must give the same number of bytes: if not, both fail with invalid_usage. */
+/* One matched transfer. A send to peer p and p's receive from this rank match by tag; those of equal tag match in the
+ * order they were posted. Both sides must give the same number of bytes: if not, both fail with invalid_usage. */
 typedef struct tandem_transfer {
   uint64_t struct_size;
   int32_t peer; /* never this rank */
   int32_t direction;
-  void* buffer; /* must stay valid until completion */
+  void* buffer;   /* must stay valid until completion */
   uint64_t bytes; /* 0 is legal and still matches */
   uint64_t tag;
   uint64_t remote_region; /* one-sided transports only; two-sided ones ignore both */
   uint64_t remote_offset;
 } tandem_transfer;
 
-/* Called exactly once for each transfer of a post that returned ok, when its buffer is no longer used: from a thread of the
- * plugin, or inside progress, abort or close, never inside post. Must not block, may post. */
+/* Called exactly once for each transfer of a post that returned ok, when its buffer is no longer used: from a thread of
+ * the plugin, or inside progress, abort or close, never inside post. Must not block, may post. */
 typedef void (*tandem_completion_fn)(void* user, uint64_t index, tandem_status status, const char* message);
 
 typedef struct tandem_post_params {
@@ -92,21 +93,23 @@ typedef struct tandem_transport {
   uint32_t abi;
   uint32_t capabilities;
   const char* name;
-  const char* description;  /* one line */
-  const char* option_help;  /* "key: meaning (default)\n" for each option, or "" */
-  uint64_t max_message;     /* bytes of one transfer, UINT64_MAX if unbounded */
+  const char* description; /* one line */
+  const char* option_help; /* "key: meaning (default)\n" for each option, or "" */
+  uint64_t max_message;    /* bytes of one transfer, UINT64_MAX if unbounded */
 
   /* Fails with invalid_argument for an unknown option or a bad value; the message goes to host->log at level error. */
-  tandem_status (*open)(const tandem_host_services* host, const tandem_open_params* params, tandem_transport_context** out);
+  tandem_status (*open)(const tandem_host_services* host, const tandem_open_params* params,
+                        tandem_transport_context** out);
   /* Writes this rank's address, an opaque blob that the host brings to every peer. In: *bytes is the capacity; out: the
    * size. out_of_memory if it does not fit. At most 4096 bytes. */
   tandem_status (*address)(tandem_transport_context* context, void* out, uint64_t* bytes);
-  /* Starts to connect to every peer: addresses[p], address_bytes[p] for p in [0, size), its own included. Called once. */
-  tandem_status (*connect)(tandem_transport_context* context, const void* const* addresses, const uint64_t* address_bytes);
+  /* Starts to connect to every peer: addresses[p] and address_bytes[p], p in [0, size), own included. Called once. */
+  tandem_status (*connect)(tandem_transport_context* context, const void* const* addresses,
+                           const uint64_t* address_bytes);
   /* ok: connected to `peer`; in_progress; or an error. */
   tandem_status (*connect_test)(tandem_transport_context* context, int32_t peer);
-  /* Never blocks; transfers to a peer whose connection failed or was closed complete with an error. If it does not return
-   * ok, no transfer was started and no completion will be called. */
+  /* Never blocks; transfers to a peer whose connection failed or was closed complete with an error. If it does not
+   * return ok, no transfer was started and no completion will be called. */
   tandem_status (*post)(tandem_transport_context* context, const tandem_post_params* params);
   /* Optional, only with NEEDS_PROGRESS: moves things on, up to timeout_us if there is nothing to do. */
   tandem_status (*progress)(tandem_transport_context* context, uint64_t timeout_us);

@@ -77,20 +77,21 @@ void Context::progress() {
   auto last_moved = Clock::now();
   while (!io_.stopped()) {
     const bool called = io_.poll() > 0;
-    const bool moved = work() || called;
+    const bool moved = work_where(&Peer::is_busy) || called;
     const auto now = Clock::now();
-    if (moved) {
-      last_moved = now;
-    } else if (now > last_moved + watch || !has_pending() || !idle_cores.present(now)) {
+    if (!moved && now < last_moved + watch && has_pending() && idle_cores.present(now)) {
+      if (!work_where(&Peer::has_pending)) continue;
+    } else if (!moved) {
       io_.run_one();
-      last_moved = Clock::now();
     }
+    last_moved = Clock::now();
   }
 }
 
-bool Context::work() {
+/// True if bytes moved.
+bool Context::work_where(bool (Peer::*is_so)() const) {
   bool moved = false;
-  for (const auto& peer : peers_) moved |= peer->work();
+  for (const auto& peer : peers_) moved |= ((*peer).*is_so)() && peer->work();
   return moved;
 }
 
@@ -109,9 +110,12 @@ void Context::connect(const std::vector<std::string_view>& addresses) {
     if (candidates.empty())
       throw Error(ErrorCode::invalid_argument,
                   fmt::format("rank {} is on another host and gave no address to reach it there", p));
-    dialers_.push_back(std::make_shared<Dialer>(io_, self_, p, std::move(candidates), host_,
-                                                [this, p](auto socket) { peer(p).connected(std::move(socket)); }));
-    boost::asio::post(io_, [dialer = dialers_.back()] { dialer->start(); });
+    boost::asio::post(io_, [this, p, candidates = std::move(candidates)] {
+      if (ended_) return;
+      dialers_.push_back(std::make_shared<Dialer>(io_, self_, p, candidates, host_,
+                                                  [this, p](auto socket) { peer(p).connected(std::move(socket)); }));
+      dialers_.back()->start();
+    });
   }
 }
 

@@ -53,7 +53,7 @@ class Context {
 
   void run();
   void progress();
-  bool work();
+  bool work_where(bool (Peer::*is_so)() const);
   bool has_pending() const;
   void empty_inbox();
   void end_everything(const End& end);
@@ -66,7 +66,7 @@ class Context {
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
   std::vector<std::unique_ptr<Peer>> peers_;  // the own one is never used
   std::optional<Listener> listener_;
-  std::vector<std::shared_ptr<Dialer>> dialers_;
+  std::vector<std::shared_ptr<Dialer>> dialers_;  // as all above, of the progress thread
   Address own_address_;
   bool ended_ = false;
 

@@ -6,6 +6,7 @@
 namespace tandem::tcp {
 
 void Peer::connected(boost::asio::ip::tcp::socket socket) {
+  if (!wants_connection()) return;
   stream_ = std::make_shared<Stream>(std::move(socket), *this);
   status_ = TANDEM_OK;
   stream_->start();

@@ -24,12 +24,13 @@ class Peer final : public StreamOwner {
 
   /// TANDEM_IN_PROGRESS until connected, then ok, then peer_failed. From any thread.
   tandem_status status() const { return status_; }
-  bool wants_connection() const { return !stream_ && status_ == TANDEM_IN_PROGRESS; }
+  bool wants_connection() const { return !stream_ && !stopped_; }
   void connected(boost::asio::ip::tcp::socket socket);
   /// Takes over `operation`; work() makes it start.
   void post(const Operation& operation);
   /// Moves bytes as far as the socket allows. False if nothing moved.
   bool work();
+  bool is_busy() const { return stream_ && stream_->busy(); }
   bool has_pending() const;
   /// Completes all that is pending, uses no buffer from here on. The connection stays open, silent.
   void stop(ErrorCode code, const std::string& message);

@@ -7,7 +7,6 @@
 #include <sys/uio.h>
 
 #include <algorithm>
-#include <boost/asio/post.hpp>
 #include <cerrno>
 #include <cstring>
 #include <system_error>
@@ -52,14 +51,6 @@ void Stream::wait_for_socket() {
   }
 }
 
-void Stream::work_later() {
-  if (std::exchange(will_work_, true)) return;
-  boost::asio::post(socket_.get_executor(), [self = shared_from_this()] {
-    self->will_work_ = false;
-    self->work();
-  });
-}
-
 bool Stream::work() {
   if (working_ || !owner_) return false;
   working_ = true;
@@ -77,12 +68,8 @@ bool Stream::work() {
     end(e.what());
   }
   working_ = false;
-  if (!owner_) return moved;
-  if (moves) {
-    work_later();
-  } else {
-    wait_for_socket();
-  }
+  busy_ = owner_ && moves;
+  if (owner_ && !moves) wait_for_socket();
   return moved;
 }
 
@@ -183,6 +170,7 @@ bool Stream::write_once() {
     // What the peer said last may still wait to be read, and says more than this error: reading meets the end anyway.
     if (errno != EPIPE && errno != ECONNRESET) end(describe(errno));
     pieces_.clear();
+    queued_bytes_ = 0;
     return false;
   }
   written(static_cast<std::uint64_t>(sent));

@@ -44,10 +44,12 @@ class Stream : public std::enable_shared_from_this<Stream> {
   Stream(boost::asio::ip::tcp::socket socket, StreamOwner& owner);
 
   void start() { work(); }
-  /// Writes what the owner has and reads what has come, a little of each by turns: what is still in the caches is
-  /// copied faster, and neither direction waits for the other. False if nothing moved. When the socket will not do
-  /// more, asio calls again as soon as it will.
+  /// A turn: writes what the owner has and reads what has come, some of each alternately, so that neither direction
+  /// waits for the other. False if nothing moved. When the socket will not do more, asio calls again as soon as it
+  /// will.
   bool work();
+  /// Its last turn ended before the socket had enough: asio will not call, work() is to be called again.
+  bool busy() const { return busy_; }
   /// Frames without data.
   void queue(const std::vector<Frame>& frames);
   /// One data frame and its segment, which must stay where it is until it is written.
@@ -67,7 +69,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
  private:
   static constexpr std::uint64_t enough = 1U << 20;  // bytes of one write or read
   static constexpr std::size_t max_pieces = 64;
-  static constexpr int longest_turn = 16;  // writes and reads, then other peers get theirs
+  static constexpr int longest_turn = 4;  // writes and reads, then other peers get theirs
 
   struct Piece {
     Frame header;               // of a segment
@@ -83,7 +85,6 @@ class Stream : public std::enable_shared_from_this<Stream> {
   };
 
   void wait_for_socket();
-  void work_later();
   bool read_once();
   void parse();
   bool write_once();
@@ -97,7 +98,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   std::uint64_t queued_bytes_ = 0;
   bool waiting_to_read_ = false;
   bool waiting_to_write_ = false;
-  bool will_work_ = false;
+  bool busy_ = false;
   bool working_ = false;
 
   std::array<char, 16384> scratch_;  // headers, and what was read along with them

