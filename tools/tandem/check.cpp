@@ -188,7 +188,7 @@ std::vector<std::string> CheckResult::faults() const {
   }
   if (topk_mismatches > 0) list.push_back(fmt::format("{} rows selected the wrong keys", topk_mismatches));
   if (dead_row_faults > 0) list.push_back(fmt::format("{} pad rows are not exactly zero", dead_row_faults));
-  if (unsharded_sets_differ) list.push_back("the selected keys differ from those of the unsharded run");
+  if (unsharded_sets_differ) list.emplace_back("the selected keys differ from those of the unsharded run");
   return list;
 }
 

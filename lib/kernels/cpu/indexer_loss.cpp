@@ -169,7 +169,8 @@ void indexer_loss(const Context& context, const IndexerInputs& in, const LossSup
                   const IndexerLoss& loss) {
   const std::int64_t heads = in.index_q.size(1);
   const std::int64_t keys = most_keys(in, support, loss.rows);
-  const std::int64_t fitting = ScatterBlock::rows_within(workspace_bytes, 2 * context.pool.threads(), keys, heads);
+  const std::int64_t fitting =
+      ScatterBlock::rows_within(workspace_bytes, std::int64_t{2} * context.pool.threads(), keys, heads);
   const std::int64_t block_rows = std::min({fitting, most_block_rows, loss.rows.size()});
   if (block_rows <= 0) return;
   std::optional<ScatterBlock> block;

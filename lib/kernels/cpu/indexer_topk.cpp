@@ -183,7 +183,8 @@ class TopkWorker {
 std::int64_t tile_rows(std::int64_t rows, std::int64_t heads, std::int64_t topk, int threads) {
   const std::int64_t by_queries = 256 / heads;
   const std::int64_t by_candidates = (std::int64_t{1} << 18) / topk;
-  const std::int64_t by_threads = threads == 1 ? rows : (rows + 4 * threads - 1) / (4 * threads);
+  const std::int64_t by_threads =
+      threads == 1 ? rows : (rows + std::int64_t{4} * threads - 1) / (std::int64_t{4} * threads);
   return std::max<std::int64_t>(1, std::min({by_queries, by_candidates, by_threads}));
 }
 

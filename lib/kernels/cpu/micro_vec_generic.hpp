@@ -11,7 +11,7 @@ namespace tandem::detail::cpu {
 namespace {
 
 constexpr std::int64_t lanes = 4;
-typedef float Vec __attribute__((vector_size(16)));
+using Vec = float __attribute__((vector_size(16)));
 
 inline Vec zero() { return Vec{0, 0, 0, 0}; }
 inline Vec load(const float* p) {

@@ -126,7 +126,8 @@ void sparse_mla_backward(const Context& context, RowRange rows, const AttentionI
                          const AttentionGradients& grads) {
   const std::int64_t heads = in.q.size(1);
   const std::int64_t topk = in.indices.size(1);
-  const std::int64_t fitting = ScatterBlock::rows_within(workspace_bytes, 2 * context.pool.threads(), topk, 2 * heads);
+  const std::int64_t fitting =
+      ScatterBlock::rows_within(workspace_bytes, std::int64_t{2} * context.pool.threads(), topk, 2 * heads);
   const std::int64_t block_rows = std::min({fitting, most_block_rows, rows.size()});
   if (block_rows <= 0) return;
   ScatterBlock block(block_rows, topk, 2 * heads);

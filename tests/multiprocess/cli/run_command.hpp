@@ -28,7 +28,7 @@ class Running {
   pid_t pid() const noexcept { return pid_; }
   void kill(int signal) const;
   /// Blocks; kills it when the limit passes.
-  Ended wait(std::chrono::milliseconds limit = std::chrono::seconds(30));
+  Ended wait(std::chrono::milliseconds limit = std::chrono::seconds(60));
 
  private:
   std::chrono::steady_clock::time_point started_;
