@@ -134,10 +134,11 @@ class StepMaker {
     std::int64_t document = -1;
     for (const std::int64_t row : late_rows_) {
       const RowRange keys = keys_of(row);
-      if (keys.begin != document) {  // a piece may reach from one document into the next
+      if (keys.begin != document) {
+        // The last needed row of a document is a query here: a piece that reaches into the next document is own, so it
+        // arrives before all that counts for this row and may stay passed over.
         document = keys.begin;
         latest = 0;
-        while (piece > 0 && pieces_[piece - 1].end > keys.begin) --piece;
         while (pieces_[piece].end <= keys.begin) ++piece;
       }
       for (; piece < pieces_.size() && pieces_[piece].begin < keys.end; ++piece) {

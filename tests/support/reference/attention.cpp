@@ -18,7 +18,7 @@ detail::Softmax detail::attention_softmax(const Problem& p, std::int64_t row, st
     }
   }
   for (std::int64_t h = 0; h < p.heads; ++h) {
-    const std::span<double> logits(&result.p[at(h * count)], at(count));
+    const std::span<double> logits(result.p.data() + h * count, at(count));
     double most = p.sink.empty() ? -std::numeric_limits<double>::infinity() : static_cast<double>(p.sink[at(h)]);
     for (const double x : logits) most = std::max(most, x);
     double sum = p.sink.empty() ? 0.0 : std::exp(static_cast<double>(p.sink[at(h)]) - most);
