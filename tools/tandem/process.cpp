@@ -42,7 +42,7 @@ std::string find_program(const std::string& name) {
   while (true) {
     const std::size_t colon = rest.find(':');
     const std::string_view folder = rest.substr(0, colon);
-    const std::string candidate = folder.empty() ? "./" + name : fmt::format("{}/{}", folder, name);
+    std::string candidate = folder.empty() ? "./" + name : fmt::format("{}/{}", folder, name);
     if (access(candidate.c_str(), X_OK) == 0) return candidate;
     if (colon == std::string_view::npos) break;
     rest.remove_prefix(colon + 1);
