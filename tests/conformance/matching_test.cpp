@@ -104,8 +104,21 @@ TEST_P(Conformance, EqualTagsMatchInOrder) {
     }
     for (auto& bytes : sent) sends.push_back(send_to(1, 3, bytes.data(), bytes.size()));
     if (!receive_first) batches.push_back(&mesh[0].post(sends));
-    for (auto& bytes : received) batches.push_back(&mesh[1].post({receive_from(0, 3, bytes.data(), bytes.size())}));
-    if (receive_first) batches.push_back(&mesh[0].post(sends));
+    const auto post_receives = [&] {
+      for (auto& bytes : received) batches.push_back(&mesh[1].post({receive_from(0, 3, bytes.data(), bytes.size())}));
+    };
+    if (receive_first) post_receives();
+    // A transfer the other way, so that the side that is second meets what the first one has posted, all of it.
+    const int first = receive_first ? 1 : 0;
+    char byte = 0;
+    auto& marker = mesh[1 - first].post({receive_from(first, 4, &byte, 1)});
+    mesh[first].post({send_to(1 - first, 4, "x", 1)});
+    ASSERT_TRUE(marker.wait());
+    if (receive_first) {
+      batches.push_back(&mesh[0].post(sends));
+    } else {
+      post_receives();
+    }
     for (auto* batch : batches) ASSERT_TRUE(batch->wait());
     EXPECT_EQ(received, sent);
   }
