@@ -58,7 +58,9 @@ TEST_P(Conformance, MoreBytesThan31BitsCount) {
 }
 
 std::vector<Setup> large_setups() {
-  return {{"loopback", &tandem_transport_query_v0_loopback, {}}, {"tcp", &tandem_transport_query_v0_tcp, {}}};
+  return {{"loopback", &tandem_transport_query_v0_loopback, {}},
+          {"tcp", &tandem_transport_query_v0_tcp, {{"unix_sockets", "0"}}},
+          {"tcp_unix", &tandem_transport_query_v0_tcp, {}}};
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, Conformance, ::testing::ValuesIn(large_setups()), setup_name);

@@ -28,10 +28,15 @@ class Conformance : public ::testing::TestWithParam<Setup> {
 };
 
 inline std::vector<Setup> all_setups() {
-  return {{"loopback", &tandem_transport_query_v0_loopback, {}},
-          {"loopback_delayed", &tandem_transport_query_v0_loopback, {{"delay_us", "300"}, {"seed", "3"}}},
-          {"tcp", &tandem_transport_query_v0_tcp, {}},
-          {"tcp_small", &tandem_transport_query_v0_tcp, {{"segment_bytes", "1500"}, {"socket_buffer_bytes", "8192"}}}};
+  return {
+      {"loopback", &tandem_transport_query_v0_loopback, {}},
+      {"loopback_delayed", &tandem_transport_query_v0_loopback, {{"delay_us", "300"}, {"seed", "3"}}},
+      {"tcp", &tandem_transport_query_v0_tcp, {{"unix_sockets", "0"}}},
+      {"tcp_small",
+       &tandem_transport_query_v0_tcp,
+       {{"unix_sockets", "0"}, {"segment_bytes", "1500"}, {"socket_buffer_bytes", "8192"}}},
+      {"tcp_unix", &tandem_transport_query_v0_tcp, {}},
+      {"tcp_unix_small", &tandem_transport_query_v0_tcp, {{"segment_bytes", "1500"}, {"socket_buffer_bytes", "8192"}}}};
 }
 
 inline std::string setup_name(const ::testing::TestParamInfo<Setup>& info) { return info.param.name; }

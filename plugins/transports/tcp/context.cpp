@@ -49,10 +49,11 @@ Context::Context(const Membership& self, const Options& options, const plugin::H
   const bool narrowed = !options.interface.empty();
   const auto bound = narrowed ? detail::local_address_for(options.interface) : std::string();
   listener_.emplace(
-      io_, bound, self_, host_, [this](int rank) { return peer(rank).wants_connection(); },
+      io_, self_, host_, [this](int rank) { return peer(rank).wants_connection(); },
       [this](int rank, auto socket) { peer(rank).connected(std::move(socket)); });
   own_address_.host = detail::host_identity();
-  own_address_.port = listener_->port();
+  own_address_.port = listener_->listen_on(bound);
+  if (options.unix_sockets) own_address_.local_name = listener_->listen_locally();
   own_address_.addresses = narrowed ? std::vector<std::string>{bound} : detail::advertised_addresses(std::nullopt);
   listener_->start();
   const SignalsBlocked blocked;
@@ -101,7 +102,7 @@ bool Context::has_pending() const {
 
 void Context::connect(const std::vector<std::string_view>& addresses) {
   for (int p = 0; p < self_.rank; ++p) {
-    std::vector<boost::asio::ip::tcp::endpoint> candidates;
+    std::vector<Endpoint> candidates;
     try {
       candidates = Address::decode(addresses[static_cast<std::size_t>(p)]).candidates(own_address_.host);
     } catch (const Error& e) {

@@ -3,7 +3,6 @@
 #include <boost/asio/read.hpp>
 #include <boost/asio/write.hpp>
 
-#include "bootstrap/sockets.hpp"
 #include "transports/tcp/handshake.hpp"
 
 namespace tandem::tcp {
@@ -19,7 +18,7 @@ constexpr std::chrono::milliseconds longest_pause{500};
 
 }  // namespace
 
-Dialer::Dialer(asio::io_context& io, const Membership& self, int peer, std::vector<asio::ip::tcp::endpoint> candidates,
+Dialer::Dialer(asio::io_context& io, const Membership& self, int peer, std::vector<Endpoint> candidates,
                const plugin::Host& host, OnConnected on_connected)
     : io_(io),
       self_(self),
@@ -39,12 +38,10 @@ void Dialer::stop() {
 
 void Dialer::attempt() {
   const auto& endpoint = candidates_[next_];
-  try {
-    socket_ = detail::open_socket(io_, endpoint.protocol());
-  } catch (const boost::system::system_error& e) {
-    return failed(e.code().message());
-  }
-  set_options(socket_, self_);
+  error_code unopened;
+  socket_ = open_socket(io_, endpoint, unopened);
+  if (unopened) return failed(unopened.message());
+  set_options(socket_, self_.socket_buffer_bytes);
   timer_.expires_after(patience);
   timer_.async_wait([self = shared_from_this()](const error_code& canceled) {
     error_code ignored;
@@ -60,6 +57,8 @@ void Dialer::greet() {
   const auto confirmed = [self = shared_from_this()](const error_code& error, std::size_t) {
     if (error) return self->failed(error.message());
     self->timer_.cancel();
+    self->host_.log(TANDEM_LOG_DEBUG, "tcp: rank {} reached rank {} at {}", self->self_.rank, self->peer_,
+                    describe(self->candidates_[self->next_]));
     self->on_connected_(std::move(self->socket_));
   };
   const auto answered = [self = shared_from_this(), confirmed](const error_code& error, std::size_t) {
@@ -81,7 +80,7 @@ void Dialer::greet() {
 void Dialer::failed(const std::string& reason) {
   if (stopped_) return;
   host_.log(TANDEM_LOG_DEBUG, "tcp: rank {} did not reach rank {} at {}: {}", self_.rank, peer_,
-            detail::format_host_port(candidates_[next_]), reason);
+            describe(candidates_[next_]), reason);
   error_code ignored;
   socket_.close(ignored);
   next_ = (next_ + 1) % candidates_.size();

@@ -2,7 +2,6 @@
 #include <boost/asio/read.hpp>
 #include <boost/asio/write.hpp>
 
-#include "bootstrap/sockets.hpp"
 #include "transports/tcp/handshake.hpp"
 
 namespace tandem::tcp {
@@ -26,68 +25,71 @@ Hello Membership::hello(Hello::Step step, int to) const {
   return hello;
 }
 
-void set_options(asio::ip::tcp::socket& socket, const Membership& self) {
-  detail::set_stream_options(socket);
-  if (self.socket_buffer_bytes == 0) return;
-  error_code ignored;
-  const auto bytes = static_cast<int>(self.socket_buffer_bytes);
-  socket.set_option(asio::socket_base::send_buffer_size(bytes), ignored);
-  socket.set_option(asio::socket_base::receive_buffer_size(bytes), ignored);
-}
-
 /// A connection whose other end has not said yet who it is.
 struct Listener::Visitor {
-  Visitor(asio::ip::tcp::socket s, std::shared_ptr<int> counter)
+  Visitor(Socket s, std::shared_ptr<int> counter)
       : socket(std::move(s)), timer(socket.get_executor()), count(std::move(counter)) {
     ++*count;
   }
   ~Visitor() { --*count; }
 
-  asio::ip::tcp::socket socket;
+  Socket socket;
   asio::steady_timer timer;
   std::shared_ptr<int> count;
   Hello hello;
 };
 
-Listener::Listener(asio::io_context& io, const std::string& address, const Membership& self, const plugin::Host& host,
-                   IsAwaited is_awaited, OnConnected on_connected)
-    : acceptor_(detail::listen_on(io, address, 0)),
-      pause_(io),
-      port_(acceptor_.local_endpoint().port()),
-      self_(self),
-      host_(host),
-      is_awaited_(std::move(is_awaited)),
-      on_connected_(std::move(on_connected)) {
-  if (self.socket_buffer_bytes > 0) {  // the window's scale is agreed on before accept returns
+Listener::Listener(asio::io_context& io, const Membership& self, const plugin::Host& host, IsAwaited is_awaited,
+                   OnConnected on_connected)
+    : io_(io), self_(self), host_(host), is_awaited_(std::move(is_awaited)), on_connected_(std::move(on_connected)) {}
+
+std::uint16_t Listener::listen_on(const std::string& address) {
+  std::uint16_t port = 0;
+  auto& door = doors_.emplace_back(Door{tcp::listen_on(io_, address, &port), asio::steady_timer(io_)});
+  if (self_.socket_buffer_bytes > 0) {  // the window's scale is agreed on before accept returns
     error_code ignored;
-    acceptor_.set_option(asio::socket_base::receive_buffer_size(static_cast<int>(self.socket_buffer_bytes)), ignored);
+    const auto bytes = static_cast<int>(self_.socket_buffer_bytes);
+    door.acceptor.set_option(asio::socket_base::receive_buffer_size(bytes), ignored);
   }
+  return port;
+}
+
+std::string Listener::listen_locally() {
+  std::string name;
+  doors_.emplace_back(Door{tcp::listen_locally(io_, &name), asio::steady_timer(io_)});
+  return name;
+}
+
+void Listener::start() {
+  for (Door& door : doors_) accept(door);
 }
 
 void Listener::stop() {
   error_code ignored;
-  acceptor_.close(ignored);
-  pause_.cancel();
+  for (Door& door : doors_) {
+    door.acceptor.close(ignored);
+    door.pause.cancel();
+  }
 }
 
-void Listener::accept() {
-  acceptor_.async_wait(acceptor_.wait_read, [this](const error_code& canceled) {
+void Listener::accept(Door& door) {
+  door.acceptor.async_wait(Acceptor::wait_read, [this, &door](const error_code& canceled) {
     if (canceled) return;
     error_code error;
-    auto socket = detail::accept_from(acceptor_, error);
+    auto socket = accept_from(door.acceptor, error);
     if (error && error != asio::error::would_block && error != asio::error::connection_aborted) {
       host_.log(TANDEM_LOG_WARN, "tcp: rank {} cannot accept a connection: {}", self_.rank, error.message());
-      return pause();  // out of descriptors, say: the connection keeps waiting
+      return pause(door);  // out of descriptors, say: the connection keeps waiting
     }
     if (!error && *visitors_ < max_visitors) greet(std::make_shared<Visitor>(std::move(socket), visitors_));
-    accept();
+    accept(door);
   });
 }
 
-void Listener::pause() {
-  pause_.expires_after(std::chrono::milliseconds(100));
-  pause_.async_wait([this](const error_code& canceled) {
-    if (!canceled) accept();
+void Listener::pause(Door& door) {
+  door.pause.expires_after(std::chrono::milliseconds(100));
+  door.pause.async_wait([this, &door](const error_code& canceled) {
+    if (!canceled) accept(door);
   });
 }
 
@@ -96,7 +98,7 @@ void Listener::drop(Visitor& visitor, const std::string& reason) {
   error_code unknown;
   const auto from = visitor.socket.remote_endpoint(unknown);
   host_.log(TANDEM_LOG_WARN, "tcp: rank {} dropped a connection from {}: {} ({} dropped so far)", self_.rank,
-            unknown ? "somewhere" : detail::format_host_port(from), reason, dropped_);
+            unknown ? "somewhere" : describe(from), reason, dropped_);
   visitor.timer.cancel();
   visitor.socket.close(unknown);
 }
@@ -115,7 +117,7 @@ std::string Listener::what_is_wrong(const Hello& hello, Hello::Step step) const 
 }
 
 void Listener::greet(std::shared_ptr<Visitor> visitor) {
-  set_options(visitor->socket, self_);
+  set_options(visitor->socket, self_.socket_buffer_bytes);
   visitor->timer.expires_after(patience);
   visitor->timer.async_wait([this, visitor](const error_code& canceled) {
     if (!canceled) drop(*visitor, "it said nothing for too long");

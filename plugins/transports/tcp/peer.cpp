@@ -5,7 +5,7 @@
 
 namespace tandem::tcp {
 
-void Peer::connected(boost::asio::ip::tcp::socket socket) {
+void Peer::connected(Socket socket) {
   if (!wants_connection()) return;
   stream_ = std::make_shared<Stream>(std::move(socket), *this);
   status_ = TANDEM_OK;

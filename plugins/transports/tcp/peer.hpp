@@ -25,7 +25,7 @@ class Peer final : public StreamOwner {
   /// TANDEM_IN_PROGRESS until connected, then ok, then peer_failed. From any thread.
   tandem_status status() const { return status_; }
   bool wants_connection() const { return !stream_ && !stopped_; }
-  void connected(boost::asio::ip::tcp::socket socket);
+  void connected(Socket socket);
   /// Takes over `operation`; work() makes it start.
   void post(const Operation& operation);
   /// Moves bytes as far as the socket allows. False if nothing moved.

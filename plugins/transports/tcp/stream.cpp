@@ -20,7 +20,7 @@ std::string describe(int error) { return std::generic_category().message(error);
 
 }  // namespace
 
-Stream::Stream(boost::asio::ip::tcp::socket socket, StreamOwner& owner) : socket_(std::move(socket)), owner_(&owner) {
+Stream::Stream(Socket socket, StreamOwner& owner) : socket_(std::move(socket)), owner_(&owner) {
   socket_.native_non_blocking(true);
 }
 

@@ -6,11 +6,9 @@
 #include <deque>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
-// asio's headers use std::exchange without including <utility> themselves.
-#include <boost/asio/ip/tcp.hpp>
 
+#include "transports/tcp/socket.hpp"
 #include "transports/tcp/wire.hpp"
 
 namespace tandem::tcp {
@@ -41,7 +39,7 @@ struct ProtocolError : std::runtime_error {
 /// thread only. Reads and writes are plain system calls on a non-blocking socket; asio says when to try.
 class Stream : public std::enable_shared_from_this<Stream> {
  public:
-  Stream(boost::asio::ip::tcp::socket socket, StreamOwner& owner);
+  Stream(Socket socket, StreamOwner& owner);
 
   void start() { work(); }
   /// A turn: writes what the owner has and reads what has come, some of each alternately, so that neither direction
@@ -91,7 +89,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   void written(std::uint64_t bytes);
   void end(const std::string& reason);
 
-  boost::asio::ip::tcp::socket socket_;
+  Socket socket_;
   StreamOwner* owner_;  // null once stopped
 
   std::deque<Piece> pieces_;

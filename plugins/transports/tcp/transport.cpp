@@ -26,12 +26,13 @@ tandem_status open(const tandem_host_services* services, const tandem_open_param
     self.rank = params->rank;
     self.size = params->size;
     plugin::parse_options(
-        *params, {{"interface", [&](auto& v) { options.interface = v; }},
-                  {"segment_bytes",
-                   [&](auto& v) { options.segment_bytes = plugin::parse_number("segment_bytes", v, kib, gib); }},
-                  {"socket_buffer_bytes", [&](auto& v) {
-                     self.socket_buffer_bytes = plugin::parse_number("socket_buffer_bytes", v, 0, gib);
-                   }}});
+        *params,
+        {{"interface", [&](auto& v) { options.interface = v; }},
+         {"segment_bytes",
+          [&](auto& v) { options.segment_bytes = plugin::parse_number("segment_bytes", v, kib, gib); }},
+         {"unix_sockets", [&](auto& v) { options.unix_sockets = plugin::parse_number("unix_sockets", v, 0, 1) == 1; }},
+         {"socket_buffer_bytes",
+          [&](auto& v) { self.socket_buffer_bytes = plugin::parse_number("socket_buffer_bytes", v, 0, gib); }}});
     *out = new Handle(self, options, host);
     return TANDEM_OK;
   });
@@ -80,9 +81,10 @@ constexpr tandem_transport table{
     .abi = TANDEM_TRANSPORT_ABI,
     .capabilities = 0,
     .name = "tcp",
-    .description = "TCP over IPv4 or IPv6, between any hosts",
+    .description = "TCP over IPv4 or IPv6 between hosts, Unix sockets within one",
     .option_help =
         "interface: name or address of the network interface to listen on and to advertise (TANDEM_INTERFACE, or all)\n"
+        "unix_sockets: 1 connects processes of one host by Unix sockets, 0 by loopback like those of others (1)\n"
         "segment_bytes: longest piece of a transfer that nothing else is sent in between (1048576)\n"
         "socket_buffer_bytes: of each socket, both ways; 0 leaves it to the system (0)\n",
     .max_message = UINT64_MAX,

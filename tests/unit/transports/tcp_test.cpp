@@ -234,7 +234,12 @@ TEST(Tcp, DataThatComesByteByByteArrives) {
   EXPECT_EQ(buffer, sent);
 }
 
-TEST(Tcp, KilledPeerIsNamed) {
+class TcpByEitherSocket : public ::testing::TestWithParam<conformance::Options> {};
+INSTANTIATE_TEST_SUITE_P(, TcpByEitherSocket,
+                         ::testing::Values(conformance::Options{}, conformance::Options{{"unix_sockets", "0"}}),
+                         [](const auto& info) { return info.param.empty() ? "Unix" : "Loopback"; });
+
+TEST_P(TcpByEitherSocket, KilledPeerIsNamed) {
   const auto group = fresh_group();
   int to_child[2], to_parent[2];
   ASSERT_EQ(::pipe(to_child), 0);
@@ -244,7 +249,7 @@ TEST(Tcp, KilledPeerIsNamed) {
   if (child == 0) {
     // Nothing of the test's framework may run here: this process ends by being killed, or by itself after a while.
     ::alarm(30);
-    Rank rank(transport(), 1, 2, group, {});
+    Rank rank(transport(), 1, 2, group, GetParam());
     std::vector<char> first(4096);
     const auto got = ::read(to_child[0], first.data(), first.size());
     first.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
@@ -256,7 +261,7 @@ TEST(Tcp, KilledPeerIsNamed) {
     ::pause();
     ::_exit(1);
   }
-  Rank rank(transport(), 0, 2, group, {});
+  Rank rank(transport(), 0, 2, group, GetParam());
   const auto own = rank.address();
   ASSERT_EQ(::write(to_child[1], own.data(), own.size()), static_cast<ssize_t>(own.size()));
   char connected = 'n';
@@ -287,7 +292,7 @@ bool host_has_ipv6_loopback() {
 
 TEST(Tcp, Ipv6) {
   if (!host_has_ipv6_loopback()) GTEST_SKIP() << "SKIPPED: this host has no IPv6 loopback address";
-  Mesh mesh(transport(), 3, {{"interface", "::1"}});
+  Mesh mesh(transport(), 3, {{"interface", "::1"}, {"unix_sockets", "0"}});
   ASSERT_TRUE(mesh.connected());
   const auto blob = mesh[0].address();
   EXPECT_EQ(tcp::Address::decode({blob.data(), blob.size()}).addresses, std::vector<std::string>{"::1"});
@@ -299,34 +304,68 @@ TEST(Tcp, Ipv6) {
 }
 
 TEST(Tcp, InterfaceByNameAndOneThatDoesNotExist) {
-  Mesh mesh(transport(), 2, {{"interface", "lo"}});
+  Mesh mesh(transport(), 2, {{"interface", "lo"}, {"unix_sockets", "0"}});
   EXPECT_TRUE(mesh.connected());
   Rank rank(transport(), 0, 2, fresh_group(), {{"interface", "nosuch0"}});
   EXPECT_EQ(rank.open_status(), code(ErrorCode::invalid_argument));
   EXPECT_TRUE(has_log(rank, "nosuch0"));
 }
 
-TEST(Tcp, AddressesOfLoopbackLeadOnOneHostAndAreLeftOutBetweenHosts) {
+TEST(Tcp, UnixSocketAndLoopbackLeadOnOneHostAndAreLeftOutBetweenHosts) {
   tcp::Address address;
   address.host = "here";
   address.port = 7;
+  address.local_name = "00abc";
   address.addresses = {"192.0.2.1", "2001:db8::1", "127.0.0.1", "::1", "not an address"};
   const auto round_trip = tcp::Address::decode(address.encode());
   EXPECT_EQ(round_trip.host, "here");
   EXPECT_EQ(round_trip.port, 7);
   EXPECT_EQ(round_trip.addresses, address.addresses);
+  EXPECT_EQ(round_trip.local_name, "00abc");
   const auto texts = [&](const std::string& host) {
     std::vector<std::string> list;
-    for (const auto& e : address.candidates(host)) {
-      EXPECT_EQ(e.port(), 7);
-      list.push_back(e.address().to_string());
-    }
+    for (const auto& e : address.candidates(host)) list.push_back(tcp::describe(e));
     return list;
   };
-  EXPECT_EQ(texts("here"), (std::vector<std::string>{"127.0.0.1", "::1", "192.0.2.1", "2001:db8::1"}));
-  EXPECT_EQ(texts("there"), (std::vector<std::string>{"192.0.2.1", "2001:db8::1"}));
+  EXPECT_EQ(texts("here"), (std::vector<std::string>{"Unix socket 00abc", "127.0.0.1:7", "[::1]:7", "192.0.2.1:7",
+                                                     "[2001:db8::1]:7"}));
+  EXPECT_EQ(texts("there"), (std::vector<std::string>{"192.0.2.1:7", "[2001:db8::1]:7"}));
   EXPECT_THROW(tcp::Address::decode(address.encode() + "x"), Error);
   EXPECT_THROW(tcp::Address::decode(std::string_view(address.encode()).substr(0, 9)), Error);
+}
+
+TEST(Tcp, RanksOfOneHostMeetAtAUnixSocketAndElseByLoopback) {
+  for (const std::string wanted : {"Unix socket", "127.0.0.1:"}) {
+    const auto group = fresh_group();
+    Rank rank(transport(), 0, 2, group, {});
+    Rank other(transport(), 1, 2, group, {});
+    const auto own = rank.address();
+    auto address = tcp::Address::decode({own.data(), own.size()});
+    EXPECT_FALSE(address.local_name.empty());
+    // As where a container shares the network, but not the sockets' names.
+    if (wanted != "Unix socket") address.local_name = "nobody listens here";
+    const auto told = address.encode();
+    const std::vector<std::vector<char>> addresses{{told.begin(), told.end()}, other.address()};
+    rank.connect(addresses);
+    other.connect(addresses);
+    ASSERT_TRUE(wait_connected(rank, 1));
+    ASSERT_TRUE(wait_connected(other, 0));
+    EXPECT_TRUE(has_log(other, "rank 1 reached rank 0 at " + wanted));
+  }
+}
+
+TEST(Tcp, AWrongHelloIsDroppedAtTheUnixSocketToo) {
+  Rank rank(transport(), 0, 2, fresh_group(), {});
+  const auto own = rank.address();
+  const auto where = tcp::local_endpoint(tcp::Address::decode({own.data(), own.size()}).local_name);
+  const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  ASSERT_EQ(::connect(fd, where.data(), static_cast<socklen_t>(where.size())), 0);
+  const Hello stranger = ask_as_rank_1(fresh_group());
+  EXPECT_EQ(::send(fd, &stranger, sizeof(stranger), MSG_NOSIGNAL), static_cast<ssize_t>(sizeof(stranger)));
+  char rest = 0;
+  EXPECT_LE(::recv(fd, &rest, 1, 0), 0);
+  ::close(fd);
+  EXPECT_TRUE(has_log(rank, "another group"));
 }
 
 TEST(Tcp, MalformedAddressNamesItsRank) {
