@@ -135,8 +135,8 @@ class TANDEM_EXPORT Reduction {
 /// holds.
 class TANDEM_EXPORT Communicator {
  public:
-  /// Collective, blocks. Throws timeout (naming the ranks that did not come), version_mismatch, invalid_argument,
-  /// transport.
+  /// Collective, blocks. Throws timeout (naming the ranks that did not come), version_mismatch, invalid_argument (also
+  /// if the size is not rank 0's; the others get aborted, naming this rank), transport.
   static Communicator create(const CommunicatorOptions& options);
   /// Fills rank, size and store from, in this order: options.store; TANDEM_STORE with RANK and WORLD_SIZE (set by
   /// `tandem launch`); MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE, where rank 0 serves. Without any of them: one

@@ -99,7 +99,7 @@ struct StoreServerOptions {
 };
 
 /// Serves a TcpStore. One thread of its own. A connection whose hello is garbled, late (1 s) or of another token is
-/// dropped and counted; it harms nobody.
+/// dropped and counted; it harms nobody. One of another size is refused, and its rank lost if it is not here in 1 s.
 class TANDEM_EXPORT StoreServer {
  public:
   /// Throws transport (cannot bind: says address, port and the system's reason), invalid_argument.

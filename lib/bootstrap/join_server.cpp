@@ -11,6 +11,7 @@
 #include "base/bytes.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "bootstrap/resolve.hpp"
 #include "bootstrap/wire.hpp"
 
 namespace tandem::detail {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "bootstrap/asio.hpp"
+#include "bootstrap/store_server.hpp"
 
 namespace tandem::detail {
 namespace {
@@ -44,7 +45,9 @@ Membership join_tandem_store(const Env& env, Deadline deadline) {
     return {options.rank, options.size, connect_store(options, deadline)};
   } catch (const Error& e) {
     if (e.code() != ErrorCode::invalid_argument) throw;
-    throw Error(e.code(), fmt::format("TANDEM_STORE: {}", e.what()), options.rank);
+    throw Error(e.code(),
+                fmt::format("{} (from TANDEM_STORE, RANK {} and WORLD_SIZE {})", e.what(), options.rank, options.size),
+                options.rank);
   }
 }
 
@@ -57,7 +60,7 @@ std::string address_to_bind(const std::string& master_addr) {
 
 std::shared_ptr<StoreServer> serve(const Env& env, const StoreServerOptions& options) {
   try {
-    return StoreServer::start(options);
+    return std::make_shared<AsioStoreServer>(options, *env.rank);
   } catch (const Error& e) {
     if (e.code() != ErrorCode::transport) throw;
     throw Error(ErrorCode::transport,
@@ -66,6 +69,20 @@ std::shared_ptr<StoreServer> serve(const Env& env, const StoreServerOptions& opt
                             "or give another MASTER_PORT than {}",
                             e.what(), *env.master_port),
                 *env.rank);
+  }
+}
+
+// Says, where nobody answered, which settings of the two ranks may be the reason.
+std::shared_ptr<Store> join_rank_0(const TcpStoreOptions& options, Deadline deadline) {
+  try {
+    return connect_store(options, deadline);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::timeout || options.rank == 0) throw;
+    throw Error(e.code(),
+                fmt::format("{}. Rank 0 serves there, unless its WORLD_SIZE is 1; ranks of one job have the same "
+                            "MASTER_PORT and TORCHELASTIC_RUN_ID",
+                            e.what()),
+                e.rank());
   }
 }
 
@@ -83,7 +100,8 @@ Membership join_master(const Env& env, Deadline deadline) {
   }
   TcpStoreOptions options = options_of(env);
   if (options.size == 1) return {0, 1, nullptr};
-  options.token = job_token_from(fmt::format("{}/{}/{}", *env.master_port, options.size, env.run_id.value_or("")));
+  // Not of the size: a rank that has another one is to be told so, and not dropped as a stranger.
+  options.token = job_token_from(fmt::format("{}/{}", *env.master_port, env.run_id.value_or("")));
   options.server_rank = 0;
   std::string host = *env.master_addr;
   if (options.rank == 0) {
@@ -98,7 +116,7 @@ Membership join_master(const Env& env, Deadline deadline) {
   }
   if (host.find(':') != std::string::npos) host = fmt::format("[{}]", host);
   options.endpoint = fmt::format("{}:{}", host, *env.master_port);
-  return {options.rank, options.size, connect_store(options, deadline)};
+  return {options.rank, options.size, join_rank_0(options, deadline)};
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 namespace tandem::detail {
 
 std::optional<std::string> Roster::join(int rank) {
@@ -17,9 +19,20 @@ std::optional<std::string> Roster::join(int rank) {
     case State::left:
       return fmt::format("rank {} has already left the job", rank);
     case State::lost:
+      if (const auto found = given_up_.find(rank); found != given_up_.end()) {
+        return fmt::format("rank {} comes too late, the job has failed: {}", rank, found->second);
+      }
       return fmt::format("rank {} was lost and may not join the job again", rank);
   }
   return fmt::format("rank {} is in an unknown state", rank);
+}
+
+bool Roster::give_up(int rank, std::string why) {
+  State& state = states_.at(static_cast<std::size_t>(rank));
+  if (state != State::absent) return false;
+  state = State::lost;
+  given_up_.emplace(rank, std::move(why));
+  return true;
 }
 
 bool Roster::go(int rank, State to) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,12 +22,16 @@ class Roster {
   /// False if the rank was not here.
   bool leave(int rank) { return go(rank, State::left); }
   bool lose(int rank) { return go(rank, State::lost); }
+  /// The job does without a rank that never came: it is lost, and `why` is what it hears if it comes after all. False
+  /// if the rank was not absent.
+  bool give_up(int rank, std::string why);
   std::vector<int> ranks_in(State state) const;
 
  private:
   bool go(int rank, State to);
 
   std::vector<State> states_;
+  std::map<int, std::string> given_up_;  // why, by rank
 };
 
 }  // namespace tandem::detail

@@ -2,15 +2,9 @@
 #include "bootstrap/sockets.hpp"
 
 #include <fmt/format.h>
-#include <netdb.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <charconv>
-#include <condition_variable>
-#include <memory>
-#include <mutex>
-#include <thread>
 
 #include "base/log.hpp"
 #include "tandem/error.hpp"
@@ -50,35 +44,6 @@ tcp::acceptor try_listen(asio::io_context& io, const tcp::endpoint& endpoint, er
 
 bool means_no_ipv6(const error_code& error) {
   return error == asio::error::address_family_not_supported || error.value() == EADDRNOTAVAIL;
-}
-
-struct Lookup {
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool done = false;
-  std::vector<tcp::endpoint> endpoints;
-  std::string reason;
-};
-
-void look_up(const HostPort& where, Lookup& result) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* list = nullptr;
-  const int code = ::getaddrinfo(where.host.c_str(), std::to_string(where.port).c_str(), &hints, &list);
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(list, &::freeaddrinfo);
-  std::lock_guard lock(result.mutex);
-  if (code != 0) result.reason = ::gai_strerror(code);
-  for (const addrinfo* entry = code == 0 ? list : nullptr; entry != nullptr; entry = entry->ai_next) {
-    tcp::endpoint endpoint;
-    if (entry->ai_addrlen > endpoint.capacity()) continue;
-    std::copy_n(reinterpret_cast<const char*>(entry->ai_addr), entry->ai_addrlen,
-                reinterpret_cast<char*>(endpoint.data()));
-    endpoint.resize(entry->ai_addrlen);
-    result.endpoints.push_back(endpoint);
-  }
-  result.done = true;
-  result.changed.notify_all();
 }
 
 }  // namespace
@@ -169,23 +134,6 @@ void run_loop(asio::io_context& io, std::string_view owner) noexcept {
       log::error("{} failed to handle an event: {}", owner, e.what());
     }
   }
-}
-
-std::vector<tcp::endpoint> resolve(const HostPort& where, Deadline deadline, std::string* reason) {
-  error_code error;
-  const asio::ip::address address = asio::ip::make_address(where.host, error);
-  if (!error) return {{address, where.port}};
-  // The system's resolver cannot be told to stop, and may take longer than the deadline: it gets a thread that may
-  // outlive this call, with nothing but its own result in hand.
-  auto lookup = std::make_shared<Lookup>();
-  std::thread([where, lookup] { look_up(where, *lookup); }).detach();
-  std::unique_lock lock(lookup->mutex);
-  if (!lookup->changed.wait_until(lock, deadline.time(), [&] { return lookup->done; })) {
-    *reason = fmt::format("the name {} was not resolved in time", where.host);
-    return {};
-  }
-  if (lookup->endpoints.empty()) *reason = fmt::format("cannot resolve {}: {}", where.host, lookup->reason);
-  return lookup->endpoints;
 }
 
 }  // namespace tandem::detail

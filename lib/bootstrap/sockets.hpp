@@ -5,10 +5,8 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "bootstrap/asio.hpp"
-#include "tandem/deadline.hpp"
 
 namespace tandem::detail {
 
@@ -37,9 +35,5 @@ void set_stream_options(boost::asio::ip::tcp::socket& socket);
 /// Runs handlers until there are none, or io is stopped. One that throws (memory ran out) is logged, not fatal: what it
 /// served falls silent and is found by its deadlines.
 void run_loop(boost::asio::io_context& io, std::string_view owner) noexcept;
-
-/// The addresses of a name, or of a text address, in the resolver's order. Blocks up to the deadline. On failure the
-/// list is empty and `reason` says why.
-std::vector<boost::asio::ip::tcp::endpoint> resolve(const HostPort& where, Deadline deadline, std::string* reason);
 
 }  // namespace tandem::detail

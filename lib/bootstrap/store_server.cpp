@@ -18,6 +18,8 @@ using wire::Kind;
 namespace {
 
 constexpr std::chrono::seconds hello_timeout{1};
+// What a rank has to come with the right size after someone came in its place with another one.
+constexpr std::chrono::seconds doubt_time{1};
 // A rank is lost after so many checks in a row that find it silent. Counting checks rather than time forgives the ranks
 // for a pause of the server itself.
 constexpr int checks_per_timeout = 5;
@@ -43,8 +45,9 @@ struct AsioStoreServer::Guest {
   wire::HelloBytes bytes{};
 };
 
-AsioStoreServer::AsioStoreServer(const StoreServerOptions& options)
+AsioStoreServer::AsioStoreServer(const StoreServerOptions& options, std::optional<int> serving_rank)
     : options_(validated(options)),
+      serving_rank_(serving_rank),
       acceptor_(listen_on(io_, options_.address, options_.port)),
       accept_timer_(io_),
       check_timer_(io_),
@@ -163,9 +166,9 @@ void AsioStoreServer::admit(tcp::socket socket, const wire::Hello& hello) {
                               hello.version, wire::version));
   }
   if (hello.size != options_.size) {
-    return refuse(ErrorCode::invalid_argument,
-                  fmt::format("rank {} believes in a job of {} ranks, the server serves {}", hello.rank, hello.size,
-                              options_.size));
+    const std::string why = size_conflict(hello);
+    refuse(ErrorCode::invalid_argument, why);
+    return doubt(hello.rank, why);
   }
   {
     std::lock_guard lock(mutex_);
@@ -181,6 +184,33 @@ void AsioStoreServer::admit(tcp::socket socket, const wire::Hello& hello) {
   }
   connection->start([this, rank](wire::Message message) { handle(rank, std::move(message)); },
                     [this, rank](const std::string& reason) { lose(rank, reason); });
+}
+
+std::string AsioStoreServer::size_conflict(const wire::Hello& hello) const {
+  if (serving_rank_) {
+    return fmt::format("rank {} was started with WORLD_SIZE {}, rank {} with {}", hello.rank, hello.size,
+                       *serving_rank_, options_.size);
+  }
+  return fmt::format("rank {} was started for a job of {} ranks, the store server for one of {}", hello.rank,
+                     hello.size, options_.size);
+}
+
+// Whoever is refused for its size is most likely that rank, started wrongly: the others would wait for it in vain. But
+// it may also be a stray of another job with the same token (one MASTER_PORT, no run id), which must not end this one.
+// If the rank is here, or comes soon, it was a stray.
+void AsioStoreServer::doubt(int rank, const std::string& why) {
+  if (rank < 0 || rank >= options_.size) return;  // nobody waits for it
+  auto timer = std::make_shared<asio::steady_timer>(io_, doubt_time);
+  timer->async_wait([this, timer, rank, why](const error_code& error) {
+    if (error) return;
+    {
+      std::lock_guard lock(mutex_);
+      if (!roster_.give_up(rank, why)) return;
+    }
+    changed_.notify_all();
+    log::info("the store server gave up rank {}: {}", rank, why);
+    tell_others(rank, {Store::Notice::Kind::peer_lost, rank, why});
+  });
 }
 
 void AsioStoreServer::handle(int rank, wire::Message message) {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
 #include <unordered_map>
@@ -18,7 +19,8 @@ namespace tandem::detail {
 /// The one implementation. All but the public calls runs on its own thread.
 class AsioStoreServer final : public StoreServer {
  public:
-  explicit AsioStoreServer(const StoreServerOptions& options);
+  /// `serving_rank`: the rank whose WORLD_SIZE is options.size, if one serves by its environment.
+  explicit AsioStoreServer(const StoreServerOptions& options, std::optional<int> serving_rank = std::nullopt);
   AsioStoreServer(const AsioStoreServer&) = delete;
   AsioStoreServer& operator=(const AsioStoreServer&) = delete;
   ~AsioStoreServer() override;
@@ -48,6 +50,8 @@ class AsioStoreServer final : public StoreServer {
   void greet(const std::shared_ptr<Guest>& guest);
   void drop(const Guest& guest, const char* why);
   void admit(boost::asio::ip::tcp::socket socket, const wire::Hello& hello);
+  std::string size_conflict(const wire::Hello& hello) const;
+  void doubt(int rank, const std::string& why);
 
   void handle(int rank, wire::Message message);
   void handle_request(int rank, const wire::Message& message);
@@ -62,6 +66,7 @@ class AsioStoreServer final : public StoreServer {
   void send(int rank, const wire::Message& message) { member(rank).connection->send(wire::frame(message)); }
 
   const StoreServerOptions options_;
+  const std::optional<int> serving_rank_;
   boost::asio::io_context io_{1};
   boost::asio::ip::tcp::acceptor acceptor_;
   boost::asio::steady_timer accept_timer_;

@@ -193,8 +193,10 @@ void TcpStore::hear(Notice notice) {
 
 void TcpStore::lose_server(const std::string& reason) {
   const std::string what = fmt::format("the store server at {} is gone: {}", options_.endpoint, reason);
+  // Asked first: a caller that fail() wakes may leave at once, and the loss is news all the same.
+  const bool news = view()->open();
   fail(Error(ErrorCode::peer_failed, what, options_.server_rank));
-  if (!view()->open()) return;  // the end of a connection that we have left is no news
+  if (!news) return;  // the end of a connection that we have left is none
   board_.add({Notice::Kind::peer_lost, options_.server_rank, what});
   board_.deliver();
 }

@@ -147,6 +147,14 @@ void CommunicatorImpl::establish() {
   listening_ = job_store_->listen([weak = weak_from_this()](const Store::Notice& notice) {
     if (const auto self = weak.lock()) self->on_notice(notice);
   });
+  // Before anything is collected: rank 0 would wait for ranks that nobody started, or answer fewer than there are.
+  const std::string my_size = std::to_string(size());
+  const std::string first_size = meet([&] { return meeting_->hear_rank_0("rendezvous/size", my_size, deadline); });
+  if (first_size != my_size) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("rank {} was created with size {}, rank 0 with size {}", rank(), my_size, first_size),
+                rank());
+  }
   const std::string group_bytes = meet([&] { return meeting_->broadcast("rendezvous", random_group(), deadline); });
   GroupId group{};
   std::copy_n(group_bytes.begin(), std::min(group_bytes.size(), group.size()), group.begin());

@@ -86,6 +86,14 @@ std::string Meeting::broadcast(const std::string& name, const std::string& mine,
   return collect(name, rank_ == 0 ? mine : std::string(), deadline).front();
 }
 
+std::string Meeting::hear_rank_0(const std::string& name, const std::string& mine, Deadline deadline) {
+  const std::string my_key = arrival_key(name, rank_);
+  store_->set(my_key, mine, deadline);
+  std::string said = rank_ == 0 ? mine : get(arrival_key(name, 0), name, deadline);
+  last_keys_.push_back(my_key);  // others may still read this one and the last meeting's
+  return said;
+}
+
 void Meeting::barrier(const std::string& name, Deadline deadline) { collect(name, {}, deadline); }
 
 }  // namespace tandem::detail

@@ -22,6 +22,8 @@ class Meeting {
   std::vector<std::string> collect(const std::string& name, const std::string& mine, Deadline deadline);
   /// Rank 0's blob.
   std::string broadcast(const std::string& name, const std::string& mine, Deadline deadline);
+  /// Rank 0's blob, without waiting for the other ranks.
+  std::string hear_rank_0(const std::string& name, const std::string& mine, Deadline deadline);
   /// Returns when all ranks are here.
   void barrier(const std::string& name, Deadline deadline);
 

@@ -8,15 +8,18 @@
 #include <thread>
 
 #include "unit/bootstrap/raw_socket.hpp"
+#include "unit/bootstrap/threads.hpp"
 #include "unit/bootstrap/worlds.hpp"
 
 namespace tandem {
 namespace {
 
 using testing::error_of;
+using testing::expect_threads;
 using testing::in_ms;
 using testing::soon;
 using testing::TcpWorld;
+using testing::threads;
 
 std::vector<int> open_descriptors() {
   std::vector<int> fds;
@@ -26,18 +29,6 @@ std::vector<int> open_descriptors() {
   }
   std::erase_if(fds, [](int fd) { return ::fcntl(fd, F_GETFD) < 0; });  // the listing's own is closed by now
   return fds;
-}
-
-std::size_t threads() {
-  const auto tasks = std::filesystem::directory_iterator("/proc/self/task");
-  return static_cast<std::size_t>(std::distance(begin(tasks), end(tasks)));
-}
-
-// A joined thread may still be listed for a moment.
-void expect_threads(std::size_t n) {
-  const Deadline limit = soon();
-  while (threads() != n && !limit.passed()) std::this_thread::yield();
-  EXPECT_EQ(threads(), n);
 }
 
 void one_round(int i) {

@@ -100,6 +100,64 @@ TEST(Rendezvous, MasterAddrAndPort) {
   for (auto& f : ranks) f.get();
 }
 
+// By MASTER_ADDR, ranks are refused for their size; rank 0 hears of it.
+void expect_size_conflict(int port, int rank, int size, Store& zero, int zero_size) {
+  const auto conflict = HasSubstr("rank " + std::to_string(rank) + " was started with WORLD_SIZE " +
+                                  std::to_string(size) + ", rank 0 with " + std::to_string(zero_size));
+  const Error e = error_of(ErrorCode::invalid_argument,
+                           [&] { rendezvous_from_environment(torchrun(rank, size, port), std::chrono::seconds(5)); });
+  EXPECT_THAT(e.what(), AllOf(conflict, HasSubstr("127.0.0.1:" + std::to_string(port))));
+  EXPECT_EQ(e.rank(), rank);
+  testing::NoticeLog log;
+  const auto handle = zero.listen(log.listener());
+  const auto begin = Deadline::Clock::now();
+  EXPECT_THAT(log.wait_for(Store::Notice::Kind::peer_lost, rank).reason, conflict);
+  EXPECT_LT(Deadline::Clock::now() - begin, std::chrono::seconds(5));
+}
+
+TEST(Rendezvous, AnotherWorldSizeIsToldOnBothSides) {
+  for (const auto& [size, zero_size] : {std::pair(4, 3), std::pair(2, 3), std::pair(3, 2)}) {
+    const int port = free_port();
+    const Membership zero = rendezvous_from_environment(torchrun(0, zero_size, port), std::chrono::seconds(20));
+    expect_size_conflict(port, 1, size, *zero.store, zero_size);
+  }
+}
+
+TEST(Rendezvous, AnotherWorldSizeUnderTandemStoreIsToldOnBothSides) {
+  testing::TcpWorld w(3);
+  const Membership zero = rendezvous_from_environment(launched(w, 0, 3));
+  const auto conflict = HasSubstr("rank 1 was started for a job of 4 ranks, the store server for one of 3");
+  const Error e = error_of(ErrorCode::invalid_argument, [&] { rendezvous_from_environment(launched(w, 1, 4)); });
+  EXPECT_THAT(e.what(), AllOf(conflict, HasSubstr("TANDEM_STORE, RANK 1 and WORLD_SIZE 4")));
+  EXPECT_EQ(e.rank(), 1);
+  testing::NoticeLog log;
+  const auto handle = zero.store->listen(log.listener());
+  EXPECT_THAT(log.wait_for(Store::Notice::Kind::peer_lost, 1).reason, conflict);
+}
+
+// Another job's rank that finds this one's server: another run, or another MASTER_PORT that was forwarded here.
+TEST(Rendezvous, ARankOfAnotherJobIsAStrangerWhateverItsSize) {
+  const int port = free_port();
+  const Membership zero = rendezvous_from_environment(torchrun(0, 2, port), std::chrono::seconds(20));
+  testing::NoticeLog log;
+  const auto handle = zero.store->listen(log.listener());
+  for (const int size : {2, 4}) {
+    Env other = torchrun(1, size, port);
+    other.run_id = "another job";
+    const Error e = error_of(ErrorCode::timeout, [&] { rendezvous_from_environment(other, milliseconds(100)); });
+    EXPECT_THAT(e.what(), AllOf(HasSubstr("another token"), HasSubstr("MASTER_PORT and TORCHELASTIC_RUN_ID")));
+    const Env elsewhere = torchrun(1, size, free_port());
+    Env here = elsewhere;
+    here.store = "127.0.0.1:" + std::to_string(port) + "/" +
+                 to_hex(job_token_from(std::to_string(*elsewhere.master_port) + "/job"));
+    error_of(ErrorCode::timeout, [&] { rendezvous_from_environment(here, milliseconds(100)); });
+  }
+  const Membership one = rendezvous_from_environment(torchrun(1, 2, port), std::chrono::seconds(20));
+  one.store->set("key", "value", soon());
+  EXPECT_EQ(zero.store->get("key", soon()), "value");
+  EXPECT_THAT(log.all(), ::testing::IsEmpty());
+}
+
 TEST(Rendezvous, ALonelyRankNeedsNoPort) {
   const RawSocket taken = RawSocket::listen();
   const Membership m = rendezvous_from_environment(torchrun(0, 1, taken.port()));
@@ -123,7 +181,10 @@ TEST(Rendezvous, AMissingServerNamesRankAndEndpoint) {
   const int port = free_port();
   const Error e =
       error_of(ErrorCode::timeout, [&] { rendezvous_from_environment(torchrun(1, 2, port), milliseconds(100)); });
-  EXPECT_THAT(e.what(), AllOf(HasSubstr("rank 1"), HasSubstr("127.0.0.1:" + std::to_string(port))));
+  // Rank 0 may be up, and think that it is alone.
+  EXPECT_THAT(e.what(), AllOf(HasSubstr("rank 1"), HasSubstr("127.0.0.1:" + std::to_string(port)),
+                              HasSubstr("unless its WORLD_SIZE is 1")));
+  EXPECT_EQ(e.rank(), 1);
 }
 
 TEST(Rendezvous, PartialSettingsNameWhatIsMissing) {
@@ -151,6 +212,10 @@ TEST(Rendezvous, PartialSettingsNameWhatIsMissing) {
   env.store = "127.0.0.1:1/00112233445566778899aabbccddeeff";
   env.rank.reset();
   EXPECT_THAT(missing(env), HasSubstr("RANK is not set, but TANDEM_STORE is"));
+  env = whole;
+  env.store = "127.0.0.1:1/00112233445566778899aabbccddeeff";
+  env.world_size.reset();
+  EXPECT_THAT(missing(env), HasSubstr("WORLD_SIZE is not set, but TANDEM_STORE is"));
 }
 
 TEST(Rendezvous, ARankOutsideTheWorldIsAnError) {
@@ -158,7 +223,13 @@ TEST(Rendezvous, ARankOutsideTheWorldIsAnError) {
     const Error e = error_of(ErrorCode::invalid_argument, [r = rank, s = size] {
       rendezvous_from_environment(torchrun(r, s, 29500), milliseconds(50));
     });
-    EXPECT_THAT(e.what(), AllOf(HasSubstr("RANK"), HasSubstr("WORLD_SIZE")));
+    EXPECT_THAT(e.what(),
+                AllOf(HasSubstr("RANK is " + std::to_string(rank)), HasSubstr("WORLD_SIZE " + std::to_string(size))));
+    Env env = torchrun(rank, size, 29500);
+    env.store = "127.0.0.1:1/00112233445566778899aabbccddeeff";
+    const Error launched =
+        error_of(ErrorCode::invalid_argument, [&] { rendezvous_from_environment(env, milliseconds(50)); });
+    EXPECT_THAT(launched.what(), HasSubstr("RANK is " + std::to_string(rank)));
   }
   for (const int port : {0, -1, 70000}) {
     EXPECT_THAT(error_of(ErrorCode::invalid_argument,

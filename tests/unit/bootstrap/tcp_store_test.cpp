@@ -65,15 +65,6 @@ TEST(TcpStore, AnotherTokenIsDroppedAndHarmsNobody) {
   EXPECT_EQ(a->get("key", soon()), "value");
 }
 
-TEST(TcpStore, AnotherSizeIsRefusedAtOnceNamingTheRank) {
-  TcpWorld w(3);
-  TcpStoreOptions options = w.options_of(1);
-  options.size = 2;
-  const Error e = error_of(ErrorCode::invalid_argument, [&] { connect_store(options, soon()); });
-  EXPECT_THAT(e.what(), AllOf(HasSubstr("rank 1"), HasSubstr("2 ranks"), HasSubstr("3")));
-  w.join(1);
-}
-
 TEST(TcpStore, TheServerChecksWhatAHelloClaims) {
   TcpWorld w(2);
   const JobToken token = w.options_of(0).token;

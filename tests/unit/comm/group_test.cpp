@@ -149,6 +149,45 @@ TEST(Create, RanksOfDifferentTransportsDoNotMeet) {
   for (std::thread& t : threads) t.join();
 }
 
+// What each of two ranks is told that believe in these sizes; the store has room for both.
+std::vector<std::string> told_with_sizes(int first, int other) {
+  const auto store = HashStore::create(3);
+  const std::shared_ptr<Store> views[] = {store->attach(0), store->attach(1)};
+  std::vector<std::string> told(2);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      CommunicatorOptions options;
+      options.rank = r;
+      options.size = r == 0 ? first : other;
+      options.store = views[r];
+      options.transport = "loopback";
+      try {
+        Communicator::create(options);
+        ADD_FAILURE() << "they met";
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), r == 0 ? ErrorCode::aborted : ErrorCode::invalid_argument) << e.what();
+        EXPECT_EQ(e.rank(), 1);
+        told[static_cast<std::size_t>(r)] = e.what();
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  return told;
+}
+
+TEST(Create, RanksOfDifferentSizesAreToldSoOnBothSides) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (const auto& [first, other] : {std::pair(2, 3), std::pair(3, 2)}) {
+    const std::string expected =
+        "rank 1 was created with size " + std::to_string(other) + ", rank 0 with size " + std::to_string(first);
+    for (const std::string& what : told_with_sizes(first, other)) {
+      EXPECT_NE(what.find(expected), std::string::npos) << what;
+    }
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s) << "only the deadline of 10 s ended it";
+}
+
 TEST(Create, AMissingRankIsNamedWithinTheDeadline) {
   const auto store = HashStore::create(3);
   std::vector<std::thread> threads;
