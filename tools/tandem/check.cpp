@@ -14,9 +14,9 @@
 #include "comparison.hpp"
 #include "inputs.hpp"
 #include "process.hpp"
+#include "progress.hpp"
 #include "rank_run.hpp"
 #include "sample.hpp"
-#include "support/reference/reference.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem::cli {
@@ -24,7 +24,7 @@ namespace {
 
 constexpr double fp32_bound = 2e-5;
 constexpr double bf16_wire_bound = 0x1p-8;  // one rounding of each contribution is 2^-9
-constexpr std::int64_t block_rows = 256;    // of inputs made, and of results computed, at once
+constexpr std::int64_t block_rows = 256;    // of inputs made, and at most of results computed, at once
 
 std::vector<std::int64_t> positions_of(const std::vector<RowRange>& ranges) {
   std::vector<std::int64_t> positions;
@@ -34,44 +34,17 @@ std::vector<std::int64_t> positions_of(const std::vector<RowRange>& ranges) {
   return positions;
 }
 
-void append_row(std::vector<float>& target, const Tensor& tensor, std::int64_t row) {
-  for (const double v : decode_row(tensor, row)) target.push_back(static_cast<float>(v));
+std::vector<double> decode_rows(const Tensor& tensor, std::span<const std::int64_t> rows) {
+  std::vector<double> all;
+  for (const std::int64_t row : rows) {
+    const std::vector<double> values = decode_row(tensor, row);
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return all;
 }
 
-// All keys, and the queries of the sample, made anew: no rank's memory is trusted.
-reference::Problem make_problem(const DsaJob& job, const SequenceLayout& layout,
-                                const std::vector<std::int64_t>& queries) {
-  reference::Problem p;
-  p.rows = std::ssize(queries);
-  p.keys = layout.total_rows();
-  p.heads = job.shape.heads;
-  p.index_heads = job.shape.index_heads;
-  p.dim = job.shape.dim;
-  p.topk = job.shape.topk;
-  // The operator computes with the float nearest to this; the difference is an error of the operator.
-  p.scale = 1.0 / std::sqrt(static_cast<double>(p.dim));
-  p.loss_scale = 1.0 / static_cast<double>(std::max<std::int64_t>(layout.real_rows(), 1));
-  const InputGenerator generator(job);
-  const Device device = Device::host();
-  auto query = queries.begin();
-  for (std::int64_t first = 0; first < p.keys; first += block_rows) {
-    const RowRange block{first, std::min(first + block_rows, p.keys)};
-    const InputRows rows = generator.rows(device, layout, {&block, 1});
-    for (std::int64_t row = 0; row < block.size(); ++row) {
-      append_row(p.kv, rows.inputs.kv, row);
-      append_row(p.index_k, rows.inputs.index_k, row);
-      if (query == queries.end() || *query != block.begin + row) continue;
-      append_row(p.q, rows.inputs.q, row);
-      append_row(p.index_q, rows.inputs.index_q, row);
-      append_row(p.index_w, rows.inputs.index_w, row);
-      append_row(p.dout, rows.dout, row);
-      const RowRange visible = layout.visible(*query);
-      p.begin.push_back(visible.begin);
-      p.end.push_back(visible.end);
-      ++query;
-    }
-  }
-  return p;
+void append_row(std::vector<float>& target, const Tensor& tensor, std::int64_t row) {
+  for (const double v : decode_row(tensor, row)) target.push_back(static_cast<float>(v));
 }
 
 // The sets that the ranks selected for the queries. What a query cannot have selected is left out, and its row is a
@@ -97,9 +70,11 @@ reference::Lists selected_lists(const reference::Problem& p, const std::vector<s
 }
 
 void judge_selection(const reference::Problem& p, const reference::Lists& lists, const std::vector<char>& malformed,
-                     std::int64_t stride, CheckResult& result) {
+                     std::int64_t stride, Progress& progress, CheckResult& result) {
   std::int64_t chooser = 0;
+  progress.start("checking the top-k", p.rows);
   for (std::int64_t row = 0; row < p.rows; ++row) {
+    progress.reach(row);
     const auto i = static_cast<std::size_t>(row);
     if (malformed[i] != 0) {
       ++result.topk_mismatches;
@@ -118,17 +93,32 @@ void add_to(std::vector<double>& sum, const std::vector<double>& terms) {
   for (std::size_t i = 0; i < terms.size(); ++i) sum[i] += terms[i];
 }
 
-void compare_all(const reference::Problem& p, const reference::Lists& lists, const CheckSample& sample,
-                 const std::vector<std::int64_t>& queries, std::vector<Comparison>& comparisons) {
+int cores() { return static_cast<int>(std::max(1U, std::thread::hardware_concurrency())); }
+
+// Few enough that progress shows where rows are expensive, enough for all cores.
+std::int64_t rows_at_once(std::int64_t rows) {
+  return std::clamp<std::int64_t>(rows / 32, std::min(std::int64_t{4} * cores(), block_rows), block_rows);
+}
+
+// Compares with the gradients on whichever side of relu's kinks the ranks saw; returns how many were not the
+// reference's.
+std::int64_t compare_all(const reference::Problem& p, const reference::Lists& lists, const CheckSample& sample,
+                         const std::vector<std::int64_t>& queries, const Results& results, Progress& progress,
+                         std::vector<Comparison>& comparisons) {
   std::vector<double> dkv(static_cast<std::size_t>(p.keys * p.dim));
   std::vector<double> d_index_k(static_cast<std::size_t>(p.keys * reference::index_dim));
-  for (std::int64_t first = 0; first < p.rows; first += block_rows) {
-    const reference::Portion portion{first, std::min(first + block_rows, p.rows)};
+  std::int64_t turned = 0;
+  const std::int64_t portion_rows = rows_at_once(p.rows);
+  progress.start("checking", p.rows);
+  for (std::int64_t first = 0; first < p.rows; first += portion_rows) {
+    progress.reach(first);
+    const reference::Portion portion{first, std::min(first + portion_rows, p.rows)};
+    const std::span<const std::int64_t> rows(queries.data() + portion.begin, queries.data() + portion.end);
     const reference::Attention a = reference::attention(p, lists, portion);
-    const reference::IndexerLoss l = reference::indexer_loss(p, &lists, portion);
+    reference::IndexerLoss l = reference::indexer_loss(p, &lists, portion);
+    turned += reference::settle_kinks(p, portion, l, decode_rows(results.gradients.d_index_q, rows));
     add_to(dkv, a.dkv);
     add_to(d_index_k, l.d_index_k);
-    const std::span<const std::int64_t> rows(queries.data() + portion.begin, queries.data() + portion.end);
     for (Comparison& c : comparisons) {
       c.add_rows(rows, {a.out, a.lse, a.dq, l.d_index_q, l.d_index_w, l.loss, l.magnitude});
     }
@@ -136,6 +126,7 @@ void compare_all(const reference::Problem& p, const reference::Lists& lists, con
   for (const RowRange& keys : sample.complete_keys) {
     for (Comparison& c : comparisons) c.add_keys(keys, dkv, d_index_k);
   }
+  return turned;
 }
 
 // Pads: out, gradients and loss exactly 0, lse -inf, no list.
@@ -192,6 +183,41 @@ std::vector<std::string> CheckResult::faults() const {
   return list;
 }
 
+reference::Problem make_problem(const DsaJob& job, const SequenceLayout& layout,
+                                const std::vector<std::int64_t>& queries) {
+  reference::Problem p;
+  p.rows = std::ssize(queries);
+  p.keys = layout.total_rows();
+  p.heads = job.shape.heads;
+  p.index_heads = job.shape.index_heads;
+  p.dim = job.shape.dim;
+  p.topk = job.shape.topk;
+  // The operator computes with the float nearest to this; the difference is an error of the operator.
+  p.scale = 1.0 / std::sqrt(static_cast<double>(p.dim));
+  p.loss_scale = 1.0 / static_cast<double>(std::max<std::int64_t>(layout.real_rows(), 1));
+  const InputGenerator generator(job);
+  const Device device = Device::host();
+  auto query = queries.begin();
+  for (std::int64_t first = 0; first < p.keys; first += block_rows) {
+    const RowRange block{first, std::min(first + block_rows, p.keys)};
+    const InputRows rows = generator.rows(device, layout, {&block, 1});
+    for (std::int64_t row = 0; row < block.size(); ++row) {
+      append_row(p.kv, rows.inputs.kv, row);
+      append_row(p.index_k, rows.inputs.index_k, row);
+      if (query == queries.end() || *query != block.begin + row) continue;
+      append_row(p.q, rows.inputs.q, row);
+      append_row(p.index_q, rows.inputs.index_q, row);
+      append_row(p.index_w, rows.inputs.index_w, row);
+      append_row(p.dout, rows.dout, row);
+      const RowRange visible = layout.visible(*query);
+      p.begin.push_back(visible.begin);
+      p.end.push_back(visible.end);
+      ++query;
+    }
+  }
+  return p;
+}
+
 CheckResult check(const DsaJob& job, const Results& results) {
   const SequenceLayout layout = job.layout(job.ranks);
   const CheckSample sample = choose_sample(layout, job.shape, {});
@@ -199,6 +225,7 @@ CheckResult check(const DsaJob& job, const Results& results) {
     write_all(STDERR_FILENO, fmt::format("tandem: checking all would take minutes; left out: {}\n", sample.cut));
   }
   const std::vector<std::int64_t> queries = positions_of(sample.rows);
+  Progress progress;
   CheckResult result;
   result.cut = sample.cut;
   result.checked_rows = sample.row_count;
@@ -210,17 +237,17 @@ CheckResult check(const DsaJob& job, const Results& results) {
   const reference::Problem problem = make_problem(job, layout, queries);
   std::vector<char> malformed;
   const reference::Lists lists = selected_lists(problem, queries, results.outputs, malformed);
-  judge_selection(problem, lists, malformed, sample.topk_stride, result);
+  judge_selection(problem, lists, malformed, sample.topk_stride, progress, result);
 
   std::vector<Comparison> comparisons{Comparison(results)};
   std::unique_ptr<RankRun> unsharded;
   if (job.dtype == DType::bf16) {
-    unsharded = std::make_unique<RankRun>(job, 1, static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
+    unsharded = std::make_unique<RankRun>(job, 1, cores());
     unsharded->run({}, false);
     comparisons.emplace_back(unsharded->results());
     result.unsharded_sets_differ = !same_bytes(results.outputs.indices, unsharded->results().outputs.indices);
   }
-  compare_all(problem, lists, sample, queries, comparisons);
+  result.relu_near_ties = compare_all(problem, lists, sample, queries, results, progress, comparisons);
   const std::vector<Comparison::Named> errors = comparisons[0].errors();
   for (std::size_t i = 0; i < errors.size(); ++i) {
     const bool compared = comparisons.size() > 1;

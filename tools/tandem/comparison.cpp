@@ -9,25 +9,13 @@
 namespace tandem::cli {
 namespace {
 
-constexpr double nearly_zero = 1e-12;
+using reference::RelativeError;
 
 void add_row(RelativeError& error, const Tensor& got, std::int64_t row, const double* want) {
   for (const double value : decode_row(got, row)) error.add(value, *want++);
 }
 
 }  // namespace
-
-void RelativeError::add(double got, double want) {
-  const double difference = got == want ? 0.0 : got - want;  // equal infinities have no difference
-  difference_ += difference * difference;
-  if (std::isfinite(want)) size_ += want * want;
-}
-
-double RelativeError::value() const {
-  if (!std::isfinite(difference_)) return std::numeric_limits<double>::infinity();
-  const double size = std::sqrt(size_);
-  return std::sqrt(difference_) / (size < nearly_zero ? 1.0 : size);
-}
 
 void Comparison::add_rows(std::span<const std::int64_t> positions, const ReferenceRows& want) {
   const DsaOutputs& o = results_.outputs;
@@ -56,7 +44,7 @@ void Comparison::add_keys(RowRange keys, std::span<const double> dkv, std::span<
 }
 
 std::vector<Comparison::Named> Comparison::errors() const {
-  double loss = std::fabs(loss_difference_) / (loss_magnitude_ < nearly_zero ? 1.0 : loss_magnitude_);
+  double loss = std::fabs(loss_difference_) / (loss_magnitude_ < RelativeError::nearly_zero ? 1.0 : loss_magnitude_);
   if (!std::isfinite(loss)) loss = std::numeric_limits<double>::infinity();
   return {{"out", out_.value()},
           {"lse", lse_.value()},

@@ -6,21 +6,10 @@
 #include <vector>
 
 #include "results.hpp"
+#include "support/reference/reference.hpp"
 #include "tandem/layout.hpp"
 
 namespace tandem::cli {
-
-/// ||got - want|| / ||want||, or ||got - want|| where ||want|| is nearly 0. A NaN or infinity of either alone makes it
-/// infinite.
-class RelativeError {
- public:
-  void add(double got, double want);
-  double value() const;
-
- private:
-  double difference_ = 0;
-  double size_ = 0;
-};
 
 /// What the reference says about some consecutive rows of the sample.
 struct ReferenceRows {
@@ -44,7 +33,7 @@ class Comparison {
 
  private:
   const Results& results_;
-  RelativeError out_, lse_, dq_, dkv_, d_index_q_, d_index_k_, d_index_w_;
+  reference::RelativeError out_, lse_, dq_, dkv_, d_index_q_, d_index_k_, d_index_w_;
   double loss_difference_ = 0;
   double loss_magnitude_ = 0;
 };

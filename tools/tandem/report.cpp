@@ -95,8 +95,8 @@ void add_check_table(std::string& text, const CheckResult& check) {
     fmt::format_to(out, "{:<10} {:>12.2e} {:>12.2e}{}\n", e.name, e.error, e.bound,
                    e.error <= e.bound ? "" : "  too much");
   }
-  fmt::format_to(out, "top-k: {} rows differ, {} near ties; loss {:.6g}\n", check.topk_mismatches, check.topk_near_ties,
-                 check.loss);
+  fmt::format_to(out, "top-k: {} rows differ, {} near ties; {} relu near ties; loss {:.6g}\n", check.topk_mismatches,
+                 check.topk_near_ties, check.relu_near_ties, check.loss);
 }
 
 }  // namespace
@@ -145,6 +145,7 @@ nlohmann::ordered_json Report::to_json() const {
     report["check"] = {{"checked_rows", check->checked_rows},
                        {"rows", check->rows},
                        {"cut", check->cut},
+                       {"relu_near_ties", check->relu_near_ties},
                        {"dead_row_faults", check->dead_row_faults},
                        {"loss", number(check->loss)}};
   }

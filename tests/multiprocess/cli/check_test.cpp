@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <optional>
 
 #include "tandem/rank_run.hpp"
 
@@ -77,6 +78,67 @@ TEST_F(Check, FindsASpoiltTensor) {
   }
   element<double>(o.loss, 20) *= 1.5;
   EXPECT_THAT(faults(), ElementsAre(StartsWith("loss: error")));
+}
+
+// A job of many heads whose inputs put an argument of relu within rounding of 0, where the gradient jumps by much.
+struct JobWithKink {
+  DsaJob job = small_job();
+  reference::Problem problem;
+  reference::Kink kink;
+  std::int64_t position = 0;  // of its row in the batch
+};
+std::optional<JobWithKink> find_kink() {
+  JobWithKink found;
+  found.job.shape.index_heads = 16;
+  const SequenceLayout layout = found.job.layout(1);
+  std::vector<std::int64_t> rows;
+  for (std::int64_t row = 0; row < layout.total_rows(); ++row) {
+    if (layout.is_real(row)) rows.push_back(row);
+  }
+  for (found.job.seed = 1; found.job.seed <= 200; ++found.job.seed) {
+    found.problem = make_problem(found.job, layout, rows);
+    const reference::Lists lists = reference::topk_lists(found.problem);
+    const auto loss = reference::indexer_loss(found.problem, &lists, {0, found.problem.rows});
+    for (const reference::Kink& kink : loss.kinks) {
+      if (std::fabs(kink.jump) < 1e-4) continue;
+      found.kink = kink;
+      found.position = rows[static_cast<std::size_t>(kink.row)];
+      return found;
+    }
+  }
+  return std::nullopt;
+}
+
+// Adds `factor` jumps of the kink to both gradients.
+void move(const JobWithKink& at, const DsaGradients& g, double factor) {
+  const std::int64_t heads = at.job.shape.index_heads;
+  float* d_index_q = g.d_index_q.data_as<float>() + (at.position * heads + at.kink.head) * 128;
+  float* d_index_k = g.d_index_k.data_as<float>() + at.kink.key * 128;
+  const float* q = at.problem.index_q.data() + (at.kink.row * heads + at.kink.head) * 128;
+  const float* k = at.problem.index_k.data() + at.kink.key * 128;
+  for (std::int64_t c = 0; c < 128; ++c) {
+    d_index_q[c] += static_cast<float>(factor * at.kink.jump * static_cast<double>(k[c]));
+    d_index_k[c] += static_cast<float>(factor * at.kink.jump * static_cast<double>(q[c]));
+  }
+}
+
+TEST(CheckKinks, EitherSideOfAKinkIsRightAndHalfOfItIsNot) {
+  const std::optional<JobWithKink> found = find_kink();
+  ASSERT_TRUE(found);
+  RankRun run(found->job, 1, 1);
+  run.run({}, false);
+  const DsaGradients& gradients = run.results().gradients;
+  const CheckResult before = check(found->job, run.results());
+  EXPECT_THAT(before.faults(), ElementsAre());
+  // The ranks' side is the reference's, or it is the other.
+  const double to_other_side = before.relu_near_ties == 0 ? 1 : -1;
+  move(*found, gradients, to_other_side);
+  const CheckResult after = check(found->job, run.results());
+  EXPECT_THAT(after.faults(), ElementsAre());
+  EXPECT_EQ(before.relu_near_ties + after.relu_near_ties, 1);
+  move(*found, gradients, -to_other_side / 2);
+  EXPECT_THAT(check(found->job, run.results()).faults(),
+              ElementsAre(StartsWith("d_index_q: error"), StartsWith("d_index_k: error")));
 }
 
 TEST_F(Check, FindsAWrongSelection) {

@@ -46,6 +46,7 @@ TEST(Report, JsonHasTheDocumentedShape) {
   const std::uint64_t row_bytes = (128 + 576) * 4;
   report.ranks = {rank_summary(50, 0, ""), rank_summary(50, 10 * row_bytes, "tcp,")};
   report.check = good_check();
+  report.check->relu_near_ties = 3;
   const nlohmann::json j = report.to_json();
   EXPECT_EQ(j["ranks"], 2);
   EXPECT_EQ(j["tokens"], nlohmann::json::array({50, 50}));
@@ -59,6 +60,7 @@ TEST(Report, JsonHasTheDocumentedShape) {
   EXPECT_EQ(j["paths"], nlohmann::json::array({"tcp"}));
   EXPECT_EQ(j["topk_mismatches"], 0);
   EXPECT_EQ(j["topk_near_ties"], 0);
+  EXPECT_EQ(j["check"]["relu_near_ties"], 3);
   EXPECT_EQ(j["max_rel_error"].size(), 8U);
   EXPECT_DOUBLE_EQ(j["max_rel_error"]["d_index_w"].get<double>(), 1e-7);
   EXPECT_EQ(j["ok"], true);
@@ -100,6 +102,7 @@ TEST(Report, AnythingWrongIsNotOk) {
   };
   EXPECT_TRUE(verdict([](CheckResult&) {}));
   EXPECT_TRUE(verdict([](CheckResult& c) { c.topk_near_ties = 5; }));
+  EXPECT_TRUE(verdict([](CheckResult& c) { c.relu_near_ties = 5; }));
   EXPECT_FALSE(verdict([](CheckResult& c) { c.topk_mismatches = 1; }));
   EXPECT_FALSE(verdict([](CheckResult& c) { c.dead_row_faults = 1; }));
   EXPECT_FALSE(verdict([](CheckResult& c) { c.unsharded_sets_differ = true; }));
@@ -127,9 +130,10 @@ TEST(Report, TextSaysWhatAPersonWantsToKnow) {
   report.ranks = {rank_summary(50, 0, ""), rank_summary(50, 2816, "tcp,")};
   report.check = good_check();
   report.check->cut = "some rows";
+  report.check->relu_near_ties = 3;
   const std::string text = report.to_text();
   for (const char* part : {"2 ranks over tcp", "contiguous", "exposed", "moved", "saved", "left out: some rows",
-                           "d_index_w", "out.json: open it at https://ui.perfetto.dev", "\nok\n"}) {
+                           "3 relu near ties", "d_index_w", "out.json: open it at https://ui.perfetto.dev", "\nok\n"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }
   report.check->topk_mismatches = 1;

@@ -12,6 +12,17 @@ using namespace detail;
 
 namespace {
 
+/// gamma(index_dim + 2) of an fp32 dot, in whatever order it is summed.
+constexpr double dot_gamma = (index_dim + 2) * 0x1p-24 / (1 - (index_dim + 2) * 0x1p-24);
+
+double norm(const float* x) { return std::sqrt(dot(x, x, index_dim)); }
+
+double magnitude_of_dot(const float* a, const float* b) {
+  double sum = 0;
+  for (std::int64_t c = 0; c < index_dim; ++c) sum += std::fabs(static_cast<double>(a[c]) * static_cast<double>(b[c]));
+  return sum;
+}
+
 /// One row's loss over `keys`.
 struct RowLoss {
   const Problem& p;
@@ -57,6 +68,28 @@ struct RowLoss {
     }
   }
 
+  /// The arguments of relu whose sign fp32 may get wrong, where it matters.
+  std::vector<Kink> kinks(std::int64_t row_in_portion) const {
+    std::vector<Kink> found;
+    if (!p.relu) return found;
+    const std::int64_t count = std::ssize(keys);
+    std::vector<double> key_sizes;
+    for (const std::int64_t key : keys) key_sizes.push_back(norm(&p.index_k[at(key * index_dim)]));
+    for (std::int64_t h = 0; h < p.index_heads; ++h) {
+      const float* q = &p.index_q[at((row * p.index_heads + h) * index_dim)];
+      const double q_size = norm(q);
+      for (std::int64_t i = 0; i < count; ++i) {
+        const double x = std::fabs(z[at(h * count + i)]);
+        // |q| |k| is at least the sum of magnitudes, and costs less than it.
+        if (!(x <= dot_gamma * q_size * key_sizes[at(i)])) continue;
+        const double dz = d_score[at(i)] * weight(h);
+        if (dz == 0 || !(x <= dot_gamma * magnitude_of_dot(q, &p.index_k[at(keys[at(i)] * index_dim)]))) continue;
+        found.push_back({row_in_portion, h, keys[at(i)], passes(z[at(h * count + i)]) ? -dz : dz});
+      }
+    }
+    return found;
+  }
+
   void backward(double* dq, double* dw, SharedRows& dk) const {
     const std::int64_t count = std::ssize(keys);
     for (std::int64_t i = 0; i < count; ++i) {
@@ -87,6 +120,7 @@ IndexerLoss indexer_loss(const Problem& p, const Lists* lists, Portion portion, 
   result.d_index_w.resize(at(count * p.index_heads));
   result.d_index_k.resize(at(p.keys * index_dim));
   SharedRows dk(result.d_index_k, index_dim);
+  std::vector<std::vector<Kink>> kinks(at(count));  // by row, as threads finish them in any order
   for_rows(portion, threads, [&](std::int64_t row) {
     const std::int64_t r = row - portion.begin;
     std::vector<std::int64_t> keys;
@@ -99,9 +133,11 @@ IndexerLoss indexer_loss(const Problem& p, const Lists* lists, Portion portion, 
     RowLoss one{p, row, keys, {}, {}};
     one.forward(given_head_sums != nullptr ? (*given_head_sums)[at(row)] : head_sums(p, row, keys));
     one.backward(&result.d_index_q[at(r * p.index_heads * index_dim)], &result.d_index_w[at(r * p.index_heads)], dk);
+    kinks[at(r)] = one.kinks(r);
     result.loss[at(r)] = one.loss;
     result.magnitude[at(r)] = one.magnitude;
   });
+  for (const std::vector<Kink>& row : kinks) result.kinks.insert(result.kinks.end(), row.begin(), row.end());
   return result;
 }
 

@@ -83,22 +83,39 @@ Attention attention(const Problem& p, const Lists& lists);
 /// Attention probabilities of a row over `keys`, summed over heads.
 std::vector<double> head_sums(const Problem& p, std::int64_t row, std::span<const std::int64_t> keys);
 
+/// An argument of relu, q_h . k, that lies within the rounding bound of its fp32 value from 0: gamma(index_dim + 2) *
+/// sum_c |q_hc| |k_c|, as in score_bound. fp32 may see it on the other side of 0, where the loss, the scores and
+/// d_index_w hardly change but the gradients of q_h and k jump.
+struct Kink {
+  std::int64_t row = 0;  ///< in the portion
+  std::int64_t head = 0;
+  std::int64_t key = 0;
+  double jump = 0;  ///< on the other side d_index_q[row, head] is greater by jump * k, d_index_k[key] by jump * q_h
+};
+
 struct IndexerLoss {
   std::vector<double> loss;       ///< [portion], times loss_scale
   std::vector<double> magnitude;  ///< [portion], sum of the magnitudes of the terms of each loss
   std::vector<double> d_index_q;  ///< [portion, index_heads, index_dim]
   std::vector<double> d_index_w;  ///< [portion, index_heads]
   std::vector<double> d_index_k;  ///< [keys, index_dim], of the portion's rows
+  std::vector<Kink> kinks;        ///< by row, then by head
 };
 /// KL(target || softmax(score)) over the lists, or over all that a row sees if `lists` is null. The target is computed
 /// here, from q, kv and sink, unless `given_head_sums` has it (per row, in the order of the row's list).
 IndexerLoss indexer_loss(const Problem& p, const Lists* lists, Portion portion, int threads = 0,
                          const std::vector<std::vector<double>>* given_head_sums = nullptr);
+/// Near ties of relu, judged like those of the top-k: the gradients at whichever side of its kinks the tested code saw.
+/// Takes the other side of a kink if that brings d_index_q[row, head] nearer to what the tested code `got` there
+/// ([portion, index_heads, index_dim]), in d_index_q and d_index_k alike. Of several kinks of a vector the one that
+/// brings it nearest goes first. Returns how many were turned. Nothing but arguments within the bound is excused.
+std::int64_t settle_kinks(const Problem& p, Portion portion, IndexerLoss& loss, std::span<const double> got);
 
 /// ||x - ref|| / ||ref|| of values that come in portions; the absolute error where ||ref|| is nearly 0. A NaN or
 /// infinity on one side only makes it infinite.
 class RelativeError {
  public:
+  static constexpr double nearly_zero = 1e-12;
   void add(double got, double want) {
     if (got == want || (std::isnan(got) && std::isnan(want))) {
       if (std::isfinite(want)) reference_ += want * want;
@@ -114,7 +131,7 @@ class RelativeError {
   }
   double value() const {
     const double size = std::sqrt(reference_);
-    return size < 1e-30 ? std::sqrt(difference_) : std::sqrt(difference_) / size;
+    return size < nearly_zero ? std::sqrt(difference_) : std::sqrt(difference_) / size;
   }
 
  private:

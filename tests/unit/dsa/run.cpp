@@ -258,7 +258,10 @@ Errors compare(const Problem& problem, const Results& results, IndexerLossKind k
   e.dkv = error(results.dkv, attention.dkv);
   e.dsink = error(results.dsink, attention.dsink);
   if (kind == IndexerLossKind::none) return e;
-  const auto loss = reference::indexer_loss(p, kind == IndexerLossKind::sparse ? &lists : nullptr, {0, p.rows});
+  auto loss = reference::indexer_loss(p, kind == IndexerLossKind::sparse ? &lists : nullptr, {0, p.rows});
+  const std::vector<double> d_index_q(results.d_index_q.begin(), results.d_index_q.end());
+  EXPECT_EQ(d_index_q.size(), loss.d_index_q.size());
+  if (d_index_q.size() == loss.d_index_q.size()) reference::settle_kinks(p, {0, p.rows}, loss, d_index_q);
   e.d_index_q = error(results.d_index_q, loss.d_index_q);
   e.d_index_k = error(results.d_index_k, loss.d_index_k);
   e.d_index_w = error(results.d_index_w, loss.d_index_w);

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "kernel_case.hpp"
+#include "kernels/cpu/topk_select.hpp"
 
 namespace tandem::testing {
 namespace {
@@ -234,6 +235,21 @@ TEST_P(RandomTopk, RowsMayLieApart) {
   apart.index_k = k;
   apart.index_w = w;
   expect_same(run_whole(apart), run_whole(c));
+}
+
+TEST(IndexerTopk, RankKeysFollowTheTotalOrder) {
+  using detail::cpu::rank_key;
+  EXPECT_EQ(rank_key(-0.0F, 5), rank_key(0.0F, 5));
+  const float ascending[] = {-inf, -2, -0x1p-149F, 0, 0x1p-149F, 1, inf};
+  EXPECT_GT(rank_key(-inf, 0x7FFFFFFF), 0U) << "0 stands for nothing";
+  for (std::size_t i = 0; i < std::size(ascending); ++i) {
+    EXPECT_EQ(detail::cpu::rank_key_score(rank_key(ascending[i], 7)), ascending[i]);
+    EXPECT_EQ(detail::cpu::rank_key_row(rank_key(ascending[i], 7)), 7);
+    EXPECT_GT(rank_key(ascending[i], 3), rank_key(ascending[i], 4)) << "the lower row comes first";
+    if (i > 0) {
+      EXPECT_GT(rank_key(ascending[i], 4), rank_key(ascending[i - 1], 3));
+    }
+  }
 }
 
 TEST(IndexerTopk, NoRowsNoKeys) {
