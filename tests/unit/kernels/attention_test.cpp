@@ -58,8 +58,8 @@ void expect_same_bits(const Results& a, const Results& b) {
   }
 }
 
-/// dsink sums delta = out . dout over rows: numbers of either sign that may cancel. The rounding of out, u of each of 512
-/// products, is therefore judged by the size of the terms: eight deviations of their sum.
+/// dsink sums delta = out . dout over rows: numbers of either sign that may cancel. The rounding of out, u of each of
+/// 512 products, is therefore judged by the size of the terms: eight deviations of their sum.
 void expect_dsink(const Case& c, const Tensor& got, const std::vector<double>& want) {
   const double u = c.dtype == DType::bf16 ? 0x1p-9 : 0x1p-24;
   const double deviation = u * std::sqrt(512.0 * static_cast<double>(c.p.rows));
