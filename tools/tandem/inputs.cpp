@@ -263,7 +263,8 @@ void InputGenerator::store_tokens(const InputRows& rows, std::int64_t row, std::
 
 void InputGenerator::store_pads(const InputRows& rows, std::int64_t row, std::int64_t count) const {
   const RowShape shape(shape_);
-  const std::vector<float> nan(static_cast<std::size_t>(std::max(shape.kv, shape.heads * value_dim)),
+  // As long as the longest row of any of them.
+  const std::vector<float> nan(static_cast<std::size_t>(std::max(shape.size, shape.heads * value_dim)),
                                std::numeric_limits<float>::quiet_NaN());
   const DsaInputs& in = rows.inputs;
   for (std::int64_t i = 0; i < count; ++i) {
