@@ -68,6 +68,16 @@ void CudaStream::wait(std::shared_ptr<const SignalImpl> signal,
   }
   const DeviceGuard guard(context());
   reap();
+  if (signal->is_set()) {
+    // What its setter wrote is visible to the work that is given from here on.
+    if (on_wait) {
+      launch([on_wait = std::move(on_wait)] {
+        const std::int64_t now = now_ns();
+        on_wait(now, now);
+      });
+    }
+    return;
+  }
   struct Begin {
     std::int64_t ns = 0;
     bool stalled = false;
@@ -80,13 +90,10 @@ void CudaStream::wait(std::shared_ptr<const SignalImpl> signal,
       begin->stalled = !signal->is_set();
     });
   }
-  // What the setter of a signal that is set already wrote is visible to work that is given from here on.
-  if (!signal->is_set()) {
-    const SignalWord& word = cuda_signal->word();
-    check(driver().cuStreamWaitValue32(stream_, reinterpret_cast<std::uintptr_t>(word.value), word.target,
-                                       CU_STREAM_WAIT_VALUE_GEQ),
-          "cuStreamWaitValue32", context().ordinal);
-  }
+  const SignalWord& word = cuda_signal->word();
+  check(driver().cuStreamWaitValue32(stream_, reinterpret_cast<std::uintptr_t>(word.value), word.target,
+                                     CU_STREAM_WAIT_VALUE_GEQ),
+        "cuStreamWaitValue32", context().ordinal);
   if (on_wait) {
     launch([begin, on_wait = std::move(on_wait)] { on_wait(begin->ns, begin->stalled ? now_ns() : begin->ns); });
   }
