@@ -9,7 +9,6 @@
 #include <exception>
 #include <utility>
 
-#include "base/log.hpp"
 #include "base/text.hpp"
 #include "device/cuda/check.hpp"
 #include "device/cuda/host_task.hpp"
@@ -154,17 +153,21 @@ void CudaDevice::remove_stream(const CudaStream* stream) noexcept {
 
 void CudaDevice::retire_stream(cudaStream_t stream, const CudaStream* owner) {
   const QuietDeviceGuard guard(context_);
+  const RelaxedCapture relaxed;
   {
     // At once, so that synchronize() finds the stream in one list or the other.
     const std::lock_guard lock(mutex_);
     std::erase(streams_, owner);
-    if (!guard) return;
+    const cudaError_t state = guard ? cudaStreamQuery(stream) : cudaErrorCudartUnloading;
+    if (state == cudaErrorCudartUnloading) return;
     try {
-      PooledEvent last(events_);
-      check(cudaEventRecord(last.get(), stream), "cudaEventRecord", context_.ordinal);
-      retired_.push_back(std::move(last));
+      if (!ready(state, "cudaStreamQuery", context_.ordinal)) {
+        PooledEvent last(events_);
+        check(cudaEventRecord(last.get(), stream), "cudaEventRecord", context_.ordinal);
+        retired_.push_back(std::move(last));
+      }
     } catch (const std::exception& e) {
-      log::warn("{}", e.what());
+      log_lost(e.what());
     }
   }
   check_quietly(cudaStreamDestroy(stream), "cudaStreamDestroy", context_.ordinal);

@@ -2,7 +2,6 @@
 #include "device/cuda/host_task.hpp"
 
 #include <atomic>
-#include <exception>
 #include <utility>
 
 #include "base/log.hpp"
@@ -48,19 +47,13 @@ void launch_host_task(cudaStream_t stream, int ordinal, std::shared_ptr<TaskOwne
 
 bool in_host_task() noexcept { return inside; }
 
-void outside_tasks(std::function<void()> act) noexcept {
-  try {
-    if (!inside) {
-      act();
-      return;
-    }
-    auto node = std::make_unique<HostTask>();
-    node->task = std::move(act);
-    finish(node.release());
-  } catch (const std::exception& e) {
-    log::write(log::Level::warn, e.what());
-  }
+void at_next_reap(std::function<void()> act) {
+  auto node = std::make_unique<HostTask>();
+  node->task = std::move(act);
+  finish(node.release());
 }
+
+void log_lost(const char* reason) noexcept { log::write(log::Level::warn, reason); }
 
 void reap() noexcept {
   if (inside) return;

@@ -3,9 +3,11 @@
 
 #include <cuda_runtime_api.h>
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "device/failure.hpp"
 
@@ -31,8 +33,23 @@ void launch_host_task(cudaStream_t stream, int ordinal, std::shared_ptr<TaskOwne
 /// True on a thread that runs a task.
 bool in_host_task() noexcept;
 
+/// Runs `act` at the next reap().
+void at_next_reap(std::function<void()> act);
+void log_lost(const char* reason) noexcept;
+
 /// Runs `act` at once, or at the next reap() if this thread runs a task: for destructors that call CUDA.
-void outside_tasks(std::function<void()> act) noexcept;
+template <class Act>
+void outside_tasks(Act act) noexcept {
+  try {
+    if (in_host_task()) {
+      at_next_reap(std::move(act));
+    } else {
+      act();
+    }
+  } catch (const std::exception& e) {
+    log_lost(e.what());
+  }
+}
 
 /// Destroys the tasks that finished. Does nothing inside a task.
 void reap() noexcept;
