@@ -5,20 +5,27 @@ function(tandem_configure_target target)
   target_compile_features(${target} PUBLIC cxx_std_20)
   set_target_properties(${target} PROPERTIES
     CXX_EXTENSIONS OFF CXX_VISIBILITY_PRESET hidden C_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wconversion $<$<BOOL:${TANDEM_WERROR}>:-Werror>)
+  # What nvcc makes of a .cu file does not bear -Wconversion. CMake 3.25 does not know how nvcc is told of C++20.
+  target_compile_options(${target} PRIVATE
+    "$<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra;-Wconversion;$<$<BOOL:${TANDEM_WERROR}>:-Werror>>"
+    "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-Xcompiler=-Wall,-Wextra;-lineinfo;$<$<BOOL:${TANDEM_WERROR}>:-Werror=all-warnings>>")
+  if(TANDEM_WITH_CUDA)
+    set_target_properties(${target} PROPERTIES CUDA_VISIBILITY_PRESET hidden)
+  endif()
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
     # GCC 12 sees overlapping copies in std::string's operator+ (its bug 105651).
-    target_compile_options(${target} PRIVATE -Wno-restrict)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C,CXX>:-Wno-restrict>)
   endif()
   if(TANDEM_SANITIZE)
-    target_compile_options(${target} PRIVATE -fsanitize=${TANDEM_SANITIZE} -fno-omit-frame-pointer -g)
+    target_compile_options(${target} PRIVATE
+      "$<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${TANDEM_SANITIZE};-fno-omit-frame-pointer;-g>")
     if(TANDEM_SANITIZE MATCHES "thread")
       # Fences beside Asio's locks, which ThreadSanitizer cannot see; the locks suffice.
       target_compile_definitions(${target} PRIVATE BOOST_ASIO_DISABLE_FENCED_BLOCK)
     endif()
     if(TANDEM_SANITIZE MATCHES "undefined")
       # Without it a finding is printed and the test passes.
-      target_compile_options(${target} PRIVATE -fno-sanitize-recover=all)
+      target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C,CXX>:-fno-sanitize-recover=all>)
     endif()
     target_link_options(${target} PUBLIC -fsanitize=${TANDEM_SANITIZE})
   endif()

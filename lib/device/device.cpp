@@ -23,6 +23,10 @@ detail::StreamImpl& Stream::impl() const {
   return *impl_;
 }
 
+Stream Stream::from_native(const Device& device, void* cuda_stream, const std::string& name) {
+  return Stream(device.impl().wrap_stream(cuda_stream, name));
+}
+
 Device Stream::device() const { return Device(impl().device_handle()); }
 const std::string& Stream::name() const { return impl().name(); }
 void Stream::wait(const Event& event) const { impl().wait(event.impl()); }
@@ -33,6 +37,7 @@ void Stream::copy(void* destination, const void* source, std::size_t bytes) cons
 void Stream::run(std::function<void()> task) const { impl().run(std::move(task)); }
 void Stream::synchronize(Deadline deadline) const { impl().synchronize(deadline); }
 bool Stream::idle() const { return impl().idle(); }
+void* Stream::native() const { return impl().native(); }
 
 detail::EventImpl& Event::impl() const {
   if (!impl_) throw Error(ErrorCode::invalid_usage, "this Event is default-made; get one from Device::create_event");
@@ -41,5 +46,6 @@ detail::EventImpl& Event::impl() const {
 
 bool Event::query() const { return impl().query(); }
 void Event::synchronize(Deadline deadline) const { impl().synchronize(deadline); }
+void* Event::native() const { return impl().native(); }
 
 }  // namespace tandem

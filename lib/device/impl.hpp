@@ -11,6 +11,7 @@ namespace tandem::detail {
 
 /// A one-shot flag that the host sets from any thread and that streams wait for: how a transport's thread releases a
 /// stream. On the host a flag with waiters; on CUDA a word in mapped memory that a plain store sets.
+/// Keep it until it is set and the waits for it are done: a GPU's streams do not, and are released when it goes unset.
 class SignalImpl {
  public:
   virtual ~SignalImpl() = default;
@@ -26,6 +27,7 @@ class EventImpl {
   virtual ~EventImpl() = default;
   virtual bool query() const = 0;
   virtual void synchronize(Deadline deadline) const = 0;
+  virtual void* native() const noexcept { return nullptr; }
 };
 
 class StreamImpl {
@@ -43,6 +45,7 @@ class StreamImpl {
   virtual void run(std::function<void()> task) = 0;
   virtual void synchronize(Deadline deadline) = 0;
   virtual bool idle() const = 0;
+  virtual void* native() const noexcept { return nullptr; }
 };
 
 class DeviceImpl {
@@ -51,6 +54,8 @@ class DeviceImpl {
   virtual DeviceKind kind() const noexcept = 0;
   virtual std::string describe() const = 0;
   virtual std::shared_ptr<StreamImpl> create_stream(const StreamOptions& options) = 0;
+  /// A stream that the caller owns. Throws invalid_argument where there are none.
+  virtual std::shared_ptr<StreamImpl> wrap_stream(void* native, const std::string& name) = 0;
   virtual std::shared_ptr<EventImpl> create_event() = 0;
   virtual std::shared_ptr<SignalImpl> create_signal() = 0;
   virtual std::shared_ptr<void> allocate(std::size_t bytes) = 0;

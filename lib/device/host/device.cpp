@@ -64,6 +64,11 @@ std::shared_ptr<HostQueue> HostDevice::make_queue(const std::string& thread_name
   return std::make_shared<HostQueue>(thread_name, live_);
 }
 
+std::shared_ptr<StreamImpl> HostDevice::wrap_stream(void* /*native*/, const std::string& name) {
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("stream '{}': device '{}' is the host's, which has no CUDA streams", name, options_.name));
+}
+
 std::shared_ptr<EventImpl> HostDevice::create_event() { return std::make_shared<HostEvent>(); }
 
 std::shared_ptr<SignalImpl> HostDevice::create_signal() { return std::make_shared<HostFlag>(); }
@@ -81,13 +86,10 @@ std::shared_ptr<void> HostDevice::allocate(std::size_t bytes) {
                 fmt::format("device '{}': cannot allocate {}", options_.name, format_bytes(bytes)));
   }
   if (options_.poison) std::memset(memory, 0xFF, rounded);
-  const std::uint64_t live = memory_->live.fetch_add(bytes) + bytes;
-  std::uint64_t peak = memory_->peak.load();
-  while (peak < live && !memory_->peak.compare_exchange_weak(peak, live)) {
-  }
+  memory_->add(bytes);
   return {memory, [count = memory_, bytes](void* p) {
             std::free(p);
-            count->live.fetch_sub(bytes);
+            count->remove(bytes);
           }};
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -11,6 +10,7 @@
 
 #include "device/host/queue.hpp"
 #include "device/impl.hpp"
+#include "device/memory_count.hpp"
 
 namespace tandem::detail {
 
@@ -21,10 +21,11 @@ class HostDevice final : public DeviceImpl, public std::enable_shared_from_this<
   DeviceKind kind() const noexcept override { return DeviceKind::host; }
   std::string describe() const override;
   std::shared_ptr<StreamImpl> create_stream(const StreamOptions& options) override;
+  std::shared_ptr<StreamImpl> wrap_stream(void* native, const std::string& name) override;
   std::shared_ptr<EventImpl> create_event() override;
   std::shared_ptr<SignalImpl> create_signal() override;
   std::shared_ptr<void> allocate(std::size_t bytes) override;
-  MemoryUse memory_use() const noexcept override { return {memory_->live.load(), memory_->peak.load()}; }
+  MemoryUse memory_use() const noexcept override { return memory_->use(); }
   void synchronize(Deadline deadline) override;
 
  private:
@@ -33,10 +34,6 @@ class HostDevice final : public DeviceImpl, public std::enable_shared_from_this<
 
   const HostDeviceOptions options_;
   const std::shared_ptr<FirstFailure> failure_ = std::make_shared<FirstFailure>();
-  struct MemoryCount {
-    std::atomic<std::uint64_t> live{0};
-    std::atomic<std::uint64_t> peak{0};
-  };
   const std::shared_ptr<MemoryCount> memory_ = std::make_shared<MemoryCount>();  // outlived by no buffer
   const std::shared_ptr<LiveQueues> live_ = std::make_shared<LiveQueues>();
   std::mutex mutex_;

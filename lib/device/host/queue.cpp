@@ -7,40 +7,6 @@
 #include "base/thread.hpp"
 
 namespace tandem::detail {
-namespace {
-
-Status failure_of(const std::string& stream, const std::string& text, int rank = -1, std::int64_t op = -1) {
-  return {ErrorCode::device, "a task on stream '" + stream + "' failed: " + text, rank, op};
-}
-
-void keep_failure(StreamState& stream, const Status& failure) {
-  stream.failure.keep(failure);
-  stream.device_failure->keep(failure);
-}
-
-void run_task(StreamState& stream, const std::function<void()>& task) {
-  try {
-    task();
-  } catch (const Error& e) {
-    keep_failure(stream, failure_of(stream.name, e.what(), e.rank(), e.op()));
-  } catch (const std::exception& e) {
-    keep_failure(stream, failure_of(stream.name, e.what()));
-  } catch (...) {
-    keep_failure(stream, failure_of(stream.name, "it threw something that is no std::exception"));
-  }
-}
-
-}  // namespace
-
-void FirstFailure::keep(const Status& failure) {
-  const std::lock_guard lock(mutex_);
-  if (status_.ok()) status_ = failure;
-}
-
-void FirstFailure::throw_if_failed() const {
-  const std::lock_guard lock(mutex_);
-  status_.throw_if_failed();
-}
 
 void QueueCore::push(std::shared_ptr<StreamState> stream, std::function<void()> task) {
   {
@@ -95,7 +61,7 @@ void QueueCore::run(const std::string& thread_name) {
     Entry entry = std::move(entries_.front());
     entries_.pop_front();
     lock.unlock();
-    run_task(*entry.stream, entry.task);
+    run_task(entry.task, entry.stream->name, entry.stream->failure, *entry.stream->device_failure);
     // What the task holds goes before it counts as done: then synchronize() means that it is gone, and a stream or
     // device whose last handle it was goes while this queue still counts as busy, so that nobody tries to join this
     // thread.

@@ -11,21 +11,10 @@
 #include <thread>
 #include <vector>
 
+#include "device/failure.hpp"
 #include "tandem/deadline.hpp"
-#include "tandem/error.hpp"
 
 namespace tandem::detail {
-
-/// Keeps the first failure it is given.
-class FirstFailure {
- public:
-  void keep(const Status& failure);
-  void throw_if_failed() const;
-
- private:
-  mutable std::mutex mutex_;
-  Status status_;
-};
 
 /// What a queue knows of one of its streams. It outlives the stream's handles while work is queued.
 struct StreamState {
