@@ -127,7 +127,7 @@ inline std::vector<tandem_transfer> read_transfers(const tandem_post_params& par
     if (!given.buffer && given.bytes > 0)
       throw std::invalid_argument(fmt::format("transfer {}: no buffer for {} bytes", i, given.bytes));
     transfers.push_back(
-        {sizeof(tandem_transfer), given.peer, given.direction, given.buffer, given.bytes, given.tag, 0, 0});
+        {sizeof(tandem_transfer), given.peer, given.direction, given.buffer, given.bytes, given.tag, 0, 0, 0});
     at += given.struct_size;
   }
   return transfers;
