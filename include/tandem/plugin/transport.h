@@ -15,8 +15,9 @@
  * take part in the stream's order, nothing is reported to the host, and streams wait for arrivals by themselves (wait,
  * wait_sent), so that a whole operation can be captured in a graph and replayed. Its transfers carry flags:
  *
- *   A flag is a number below flag_limit that the receiver chooses for one receive; both sides of a transfer give the
- *   same. It is reset when the receive is posted and raised when the bytes are there. Waiting does not reset it, so any
+ *   A flag is a number below flag_limit, for each pair of sender and receiver; both sides of a transfer give the same.
+ *   Transfers of one post may share one. It is reset when the receives that have it are posted, and raised when the
+ *   bytes of the last send that has it are there. Waiting does not reset it, so any
  *   number of streams may wait. A lane (below lane_limit) is a set of flags with one order of use: the receives of an
  *   operation are posted on its lane before any of its waits, sends of the lane wait until the receiver has posted, and
  *   the next operation on the lane is posted only behind all readers of the last one's bytes.
