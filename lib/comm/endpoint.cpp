@@ -120,9 +120,9 @@ void Endpoint::post(std::span<const WireTransfer> transfers, Completion done) {
   for (const WireTransfer& t : transfers) {
     record->peers.push_back(t.peer);
     list.push_back(
-        {sizeof(tandem_transfer), t.peer, t.receive ? TANDEM_RECEIVE : TANDEM_SEND, t.data, t.bytes, t.tag, 0, 0});
+        {sizeof(tandem_transfer), t.peer, t.receive ? TANDEM_RECEIVE : TANDEM_SEND, t.data, t.bytes, t.tag, 0, 0, 0});
   }
-  tandem_post_params params{sizeof(params), list.data(), list.size(), nullptr, &on_complete, record.get()};
+  tandem_post_params params{sizeof(params), list.data(), list.size(), nullptr, &on_complete, record.get(), 0, 0};
   PostRecord* const given = record.release();  // completions may free it before post returns
   const tandem_status code = transport_.post(context_, &params);
   if (code != TANDEM_OK) {

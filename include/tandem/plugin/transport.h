@@ -10,6 +10,18 @@
  * A transport moves bytes between two ranks of a group. It knows nothing of tensors or attention. A plugin exports one
  * symbol, tandem_transport_query_v0 (a static one adds "_<name>"), of type tandem_transport_query_fn.
  *
+ * There are two kinds. A host-driven transport moves bytes when post is called and reports each transfer through its
+ * completion function. A stream-ordered one (TANDEM_CAP_STREAM_ORDERED) enqueues: post takes a stream, the transfers
+ * take part in the stream's order, nothing is reported to the host, and streams wait for arrivals by themselves (wait,
+ * wait_sent), so that a whole operation can be captured in a graph and replayed. Its transfers carry flags:
+ *
+ *   A flag is a number below flag_limit, for each pair of sender and receiver; both sides of a transfer give the same.
+ *   Transfers of one post may share one. It is reset when the receives that have it are posted, and raised when the
+ *   bytes of the last send that has it are there. Waiting does not reset it, so any
+ *   number of streams may wait. A lane (below lane_limit) is a set of flags with one order of use: the receives of an
+ *   operation are posted on its lane before any of its waits, sends of the lane wait until the receiver has posted, and
+ *   the next operation on the lane is posted only behind all readers of the last one's bytes.
+ *
  * Rules. Structs begin with struct_size, set by whoever fills them, and only grow at the end; a reader looks at no
  * field beyond it. Sizes are 64-bit. No exception crosses the border. Function pointers may be null where "optional" is
  * said. Unless said otherwise a function may be called from any thread, never blocks on a peer, and is not called after
@@ -32,7 +44,8 @@ enum {
   TANDEM_CAP_ZERO_SM = 1u << 1,        /* uses no multiprocessor of a GPU */
   TANDEM_CAP_DEVICE_MEMORY = 1u << 2,  /* buffers may be device memory */
   TANDEM_CAP_GRAPH_CAPTURE = 1u << 3,
-  TANDEM_CAP_NEEDS_PROGRESS = 1u << 4 /* the host must call progress(); otherwise the plugin has a thread of its own */
+  TANDEM_CAP_NEEDS_PROGRESS = 1u << 4, /* the host must call progress(); otherwise the plugin has a thread of its own */
+  TANDEM_CAP_ONE_SIDED = 1u << 5       /* sends write into regions of the receiver: see allocate */
 };
 
 enum { TANDEM_LOG_ERROR = 0, TANDEM_LOG_WARN = 1, TANDEM_LOG_INFO = 2, TANDEM_LOG_DEBUG = 3 };
@@ -58,6 +71,7 @@ typedef struct tandem_open_params {
   uint8_t group[16]; /* equal on all ranks of the group and on no other group */
   const tandem_option* options;
   uint64_t option_count;
+  int32_t cuda_device; /* ordinal of the rank's GPU, or -1: all memory is the host's */
 } tandem_open_params;
 
 /* One matched transfer. A send to peer p and p's receive from this rank match by tag; those of equal tag match in the
@@ -69,8 +83,9 @@ typedef struct tandem_transfer {
   void* buffer;   /* must stay valid until completion */
   uint64_t bytes; /* 0 is legal and still matches */
   uint64_t tag;
-  uint64_t remote_region; /* one-sided transports only; two-sided ones ignore both */
+  uint64_t remote_region; /* of a send, one-sided transports only: where it lands at the receiver */
   uint64_t remote_offset;
+  uint32_t flag; /* stream-ordered transports only */
 } tandem_transfer;
 
 /* Called exactly once for each transfer of a post that returned ok, when its buffer is no longer used: from a thread of
@@ -81,9 +96,11 @@ typedef struct tandem_post_params {
   uint64_t struct_size;
   const tandem_transfer* transfers; /* copied before post returns; started in this order as far as peers allow */
   uint64_t count;
-  void* stream; /* null unless STREAM_ORDERED */
-  tandem_completion_fn on_complete;
+  void* stream; /* a cudaStream_t; null unless STREAM_ORDERED */
+  tandem_completion_fn on_complete; /* null if STREAM_ORDERED */
   void* user;
+  uint32_t lane; /* this and what follows: stream-ordered transports only */
+  uint32_t first; /* 1: the first sends of the lane's operation to each of their peers, which wait for the receiver */
 } tandem_post_params;
 
 typedef struct tandem_transport_context tandem_transport_context; /* the plugin's own */
@@ -117,6 +134,31 @@ typedef struct tandem_transport {
   void (*abort)(tandem_transport_context* context, const char* reason);
   /* Completes what is pending with aborted, joins threads, closes sockets, frees the context. No other call runs. */
   void (*close)(tandem_transport_context* context);
+
+  /* What follows may be missing (struct_size) unless the capability says otherwise. */
+
+  /* STREAM_ORDERED: makes `stream` wait until the receive from `peer` that has `flag` is complete. */
+  tandem_status (*wait)(tandem_transport_context* context, void* stream, int32_t peer, uint32_t flag);
+  /* STREAM_ORDERED: makes `stream` wait until the buffers of all sends posted so far have been read. */
+  tandem_status (*wait_sent)(tandem_transport_context* context, void* stream);
+  /* STREAM_ORDERED: 1 if the flag is raised, 0 if not. For watchdogs: no device call, any thread, also while a stream
+   * is being captured. */
+  int32_t (*arrived)(tandem_transport_context* context, int32_t peer, uint32_t flag);
+
+  /* ONE_SIDED: memory of this rank that peers can be given access to. Regions are numbered from 0 in the order of these
+   * calls, which must be the same on all ranks; sizes may differ. It is usable here at once. */
+  tandem_status (*allocate)(tandem_transport_context* context, uint64_t bytes, void** base, uint64_t* region);
+  /* ONE_SIDED: an opaque blob about the region for the peers, like address(). */
+  tandem_status (*describe)(tandem_transport_context* context, uint64_t region, void* out, uint64_t* bytes);
+  /* ONE_SIDED: makes the region of every peer writable from here, given their blobs. May block for some seconds while a
+   * peer's transport answers; it needs nothing of the peer's callers. */
+  tandem_status (*attach)(tandem_transport_context* context, uint64_t region, const void* const* blobs,
+                          const uint64_t* blob_bytes);
+  /* ONE_SIDED: gives it back, here and in the peers' view. Nobody may use it any more. */
+  void (*release)(tandem_transport_context* context, uint64_t region);
+
+  uint32_t flag_limit; /* STREAM_ORDERED */
+  uint32_t lane_limit;
 } tandem_transport;
 
 typedef const tandem_transport* (*tandem_transport_query_fn)(void);

@@ -12,8 +12,10 @@
   X(cuDevicePrimaryCtxRetain, 7000)       \
   X(cuCtxPushCurrent, 4000)               \
   X(cuCtxPopCurrent, 4000)                \
+  X(cuStreamWaitEvent, 3020)              \
   X(cuStreamWaitValue32, 11070)           \
   X(cuStreamWriteValue32, 11070)          \
+  X(cuStreamBatchMemOp, 11070)            \
   X(cuMemGetAllocationGranularity, 10020) \
   X(cuMemCreate, 10020)                   \
   X(cuMemRelease, 10020)                  \
@@ -37,5 +39,7 @@ struct Driver {
 
 /// Filled by the first call. Throws unsupported if the driver lacks one of them, or there is none.
 const Driver& driver();
+/// The same, for tests that put functions of their own in front, before anything else uses it.
+Driver& replaceable_driver();
 
 }  // namespace tandem::detail::cuda

@@ -3,9 +3,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <functional>
 #include <map>
@@ -76,7 +78,7 @@ tandem_status guarded(const Host& host, const char* what, Body&& body) noexcept 
 
 /// Throws std::invalid_argument unless `params` describes a group this rank is in.
 inline void check_open_params(const tandem_open_params& params) {
-  if (params.struct_size < sizeof(tandem_open_params))
+  if (params.struct_size < offsetof(tandem_open_params, cuda_device))
     throw std::invalid_argument(fmt::format("open parameters of {} bytes are too small", params.struct_size));
   if (params.size < 1 || params.rank < 0 || params.rank >= params.size)
     throw std::invalid_argument(fmt::format("rank {} is not in a group of {}", params.rank, params.size));
@@ -107,10 +109,7 @@ inline uint64_t parse_number(std::string_view key, const std::string& value, uin
 }
 
 /// The transfers of a post, read with the caller's stride. Throws std::invalid_argument naming the one that is wrong.
-inline std::vector<tandem_transfer> read_transfers(const tandem_post_params& params, int rank, int size) {
-  if (params.struct_size < sizeof(tandem_post_params) || !params.on_complete)
-    throw std::invalid_argument("post parameters are too small or have no completion function");
-  if (params.stream) throw std::invalid_argument("a stream was given, but this transport knows none");
+inline std::vector<tandem_transfer> read_each_transfer(const tandem_post_params& params, int rank, int size) {
   std::vector<tandem_transfer> transfers;
   transfers.reserve(params.count);
   const auto* at = reinterpret_cast<const char*>(params.transfers);
@@ -124,11 +123,41 @@ inline std::vector<tandem_transfer> read_transfers(const tandem_post_params& par
     if (given.direction != TANDEM_SEND && given.direction != TANDEM_RECEIVE)
       throw std::invalid_argument(
           fmt::format("transfer {}: direction {} is neither send nor receive", i, given.direction));
-    if (!given.buffer && given.bytes > 0)
-      throw std::invalid_argument(fmt::format("transfer {}: no buffer for {} bytes", i, given.bytes));
-    transfers.push_back(
-        {sizeof(tandem_transfer), given.peer, given.direction, given.buffer, given.bytes, given.tag, 0, 0});
+    tandem_transfer t{};
+    std::memcpy(&t, &given, static_cast<std::size_t>(std::min<uint64_t>(given.struct_size, sizeof(t))));
+    t.struct_size = sizeof(t);
+    transfers.push_back(t);
     at += given.struct_size;
+  }
+  return transfers;
+}
+
+/// Those of a host-driven transport.
+inline std::vector<tandem_transfer> read_transfers(const tandem_post_params& params, int rank, int size) {
+  if (params.struct_size < offsetof(tandem_post_params, lane) || !params.on_complete)
+    throw std::invalid_argument("post parameters are too small or have no completion function");
+  if (params.stream) throw std::invalid_argument("a stream was given, but this transport knows none");
+  std::vector<tandem_transfer> transfers = read_each_transfer(params, rank, size);
+  for (std::size_t i = 0; i < transfers.size(); ++i) {
+    if (!transfers[i].buffer && transfers[i].bytes > 0)
+      throw std::invalid_argument(fmt::format("transfer {}: no buffer for {} bytes", i, transfers[i].bytes));
+  }
+  return transfers;
+}
+
+/// Those of a stream-ordered one. What a one-sided transport receives needs no buffer.
+inline std::vector<tandem_transfer> read_stream_transfers(const tandem_post_params& params, int rank, int size,
+                                                          uint32_t flag_limit) {
+  if (params.struct_size < sizeof(tandem_post_params))
+    throw std::invalid_argument("post parameters are too small for a stream-ordered transport");
+  if (params.on_complete) throw std::invalid_argument("a stream-ordered transport reports no completions");
+  std::vector<tandem_transfer> transfers = read_each_transfer(params, rank, size);
+  for (std::size_t i = 0; i < transfers.size(); ++i) {
+    const tandem_transfer& t = transfers[i];
+    if (t.flag >= flag_limit)
+      throw std::invalid_argument(fmt::format("transfer {}: flag {}; there are {}", i, t.flag, flag_limit));
+    if (t.direction == TANDEM_SEND && !t.buffer && t.bytes > 0)
+      throw std::invalid_argument(fmt::format("transfer {}: no buffer for {} bytes", i, t.bytes));
   }
   return transfers;
 }
