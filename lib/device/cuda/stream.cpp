@@ -11,6 +11,7 @@
 #include "device/cuda/driver.hpp"
 #include "device/cuda/native.hpp"
 #include "device/cuda/poll.hpp"
+#include "device/cuda/rows.hpp"
 #include "device/cuda/signal.hpp"
 #include "tandem/trace.hpp"
 
@@ -103,6 +104,41 @@ void CudaStream::run(std::function<void()> task) {
   const DeviceGuard guard(context());
   reap();
   launch(std::move(task));
+}
+
+std::shared_ptr<const MarkImpl> CudaStream::leave_mark() {
+  if (capturing()) {
+    throw Error(ErrorCode::invalid_usage, fmt::format("stream '{}' cannot leave a mark while captured", name()));
+  }
+  const DeviceGuard guard(context());
+  reap();
+  auto mark = std::make_shared<CudaMark>(context());
+  const SignalWord& word = mark->word();
+  check(driver().cuStreamWriteValue32(stream_, reinterpret_cast<std::uintptr_t>(word.value), word.target,
+                                      CU_STREAM_WRITE_VALUE_DEFAULT),
+        "cuStreamWriteValue32", context().ordinal);
+  return mark;
+}
+
+bool CudaStream::capturing() const {
+  const DeviceGuard guard(context());
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream_, &status), "cudaStreamIsCapturing", context().ordinal);
+  return status != cudaStreamCaptureStatusNone;
+}
+
+void CudaStream::move_rows(const RowRuns& runs, std::span<const RowMove> moves,
+                           const std::shared_ptr<const void>& /*keep*/) {
+  cuda::move_rows({stream_, context()}, runs, moves);
+}
+
+void CudaStream::round_rows(const RowRuns& runs, const RowRounding& rounding,
+                            const std::shared_ptr<const void>& /*keep*/) {
+  cuda::round_rows({stream_, context()}, runs, rounding);
+}
+
+void CudaStream::sum_rows(const RowSum& sum, const std::shared_ptr<const void>& /*keep*/) {
+  cuda::sum_rows({stream_, context()}, sum);
 }
 
 void CudaStream::launch(std::function<void()> task) {

@@ -32,6 +32,11 @@ class CudaStream final : public StreamImpl {
   void wait(std::shared_ptr<const SignalImpl> signal, std::function<void(std::int64_t, std::int64_t)> on_wait) override;
   void copy(void* destination, const void* source, std::size_t bytes) override;
   void run(std::function<void()> task) override;
+  std::shared_ptr<const MarkImpl> leave_mark() override;
+  bool capturing() const override;
+  void move_rows(const RowRuns& runs, std::span<const RowMove> moves, const std::shared_ptr<const void>& keep) override;
+  void round_rows(const RowRuns& runs, const RowRounding& rounding, const std::shared_ptr<const void>& keep) override;
+  void sum_rows(const RowSum& sum, const std::shared_ptr<const void>& keep) override;
   void synchronize(Deadline deadline) override;
   bool idle() const override;
   void* native() const noexcept override { return stream_; }

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <sys/sysinfo.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -151,6 +152,16 @@ void HostStream::copy(void* destination, const void* source, std::size_t bytes) 
 void HostStream::run(std::function<void()> task) {
   if (!task) throw Error(ErrorCode::invalid_argument, "stream '" + name() + "' was given an empty task");
   push(std::move(task));
+}
+
+std::shared_ptr<const MarkImpl> HostStream::leave_mark() {
+  struct Mark final : MarkImpl {
+    std::atomic<bool> set{false};
+    bool reached() const noexcept override { return set.load(std::memory_order_acquire); }
+  };
+  auto mark = std::make_shared<Mark>();
+  push([mark] { mark->set.store(true, std::memory_order_release); });
+  return mark;
 }
 
 void HostStream::synchronize(Deadline deadline) {
