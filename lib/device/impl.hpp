@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
@@ -50,6 +51,8 @@ class StreamImpl {
   virtual DeviceImpl& device() const = 0;
   virtual std::shared_ptr<DeviceImpl> device_handle() const = 0;
   virtual const std::string& name() const = 0;
+  /// The same for all handles of one stream, and no other stream's before or after.
+  virtual std::uint64_t id() const noexcept = 0;
   virtual void wait(EventImpl& event) = 0;
   virtual void record(EventImpl& event) = 0;
   /// `on_wait(begin_ns, end_ns)` runs on the stream when it is released; may be empty.
@@ -77,6 +80,8 @@ class DeviceImpl {
   virtual ~DeviceImpl() = default;
   virtual DeviceKind kind() const noexcept = 0;
   virtual std::string describe() const = 0;
+  /// -1 if it is none of CUDA's.
+  virtual int cuda_ordinal() const noexcept { return -1; }
   virtual std::shared_ptr<StreamImpl> create_stream(const StreamOptions& options) = 0;
   /// A stream that the caller owns. Throws invalid_argument where there are none.
   virtual std::shared_ptr<StreamImpl> wrap_stream(void* native, const std::string& name) = 0;

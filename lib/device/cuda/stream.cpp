@@ -17,9 +17,23 @@
 
 namespace tandem::detail::cuda {
 
+namespace {
+
+std::uint64_t id_of(cudaStream_t stream, int ordinal) {
+  unsigned long long id = 0;
+  check(cudaStreamGetId(stream, &id), "cudaStreamGetId", ordinal);
+  return id;
+}
+
+}  // namespace
+
 CudaStream::CudaStream(std::shared_ptr<CudaDevice> device, cudaStream_t stream, bool owned,
                        std::shared_ptr<TaskOwner> owner)
-    : device_(std::move(device)), stream_(stream), owned_(owned), owner_(std::move(owner)) {
+    : device_(std::move(device)),
+      stream_(stream),
+      owned_(owned),
+      owner_(std::move(owner)),
+      id_(id_of(stream, device_->context().ordinal)) {
   device_->add_stream(this);
 }
 

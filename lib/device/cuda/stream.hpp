@@ -25,6 +25,7 @@ class CudaStream final : public StreamImpl {
   DeviceImpl& device() const override;
   std::shared_ptr<DeviceImpl> device_handle() const override;
   const std::string& name() const override { return owner_->stream; }
+  std::uint64_t id() const noexcept override { return id_; }
   void wait(EventImpl& event) override;
   void record(EventImpl& event) override;
   /// Costs one stream memory operation. With `on_wait` there are two host functions more, which hold the stream up for
@@ -54,6 +55,7 @@ class CudaStream final : public StreamImpl {
   const cudaStream_t stream_;
   const bool owned_;
   const std::shared_ptr<TaskOwner> owner_;
+  const std::uint64_t id_;
 };
 
 }  // namespace tandem::detail::cuda

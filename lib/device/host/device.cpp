@@ -112,6 +112,11 @@ void HostDevice::synchronize(Deadline deadline) {
   failure_->throw_if_failed();
 }
 
+std::uint64_t HostStream::next_id() noexcept {
+  static std::atomic<std::uint64_t> last{0};
+  return ++last;
+}
+
 void HostStream::wait(EventImpl& event) {
   const auto* host_event = dynamic_cast<const HostEvent*>(&event);
   if (host_event == nullptr) {

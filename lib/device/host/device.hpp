@@ -51,6 +51,7 @@ class HostStream final : public StreamImpl {
   DeviceImpl& device() const override { return *device_; }
   std::shared_ptr<DeviceImpl> device_handle() const override { return device_; }
   const std::string& name() const override { return state_->name; }
+  std::uint64_t id() const noexcept override { return id_; }
   void wait(EventImpl& event) override;
   void record(EventImpl& event) override;
   void wait(std::shared_ptr<const SignalImpl> signal, std::function<void(std::int64_t, std::int64_t)> on_wait) override;
@@ -64,12 +65,14 @@ class HostStream final : public StreamImpl {
   bool idle() const override;
 
  private:
+  static std::uint64_t next_id() noexcept;
   void push(std::function<void()> task) { queue_->core().push(state_, std::move(task)); }
 
   // In this order: the queue goes before the device that may own it.
   std::shared_ptr<HostDevice> device_;
   std::shared_ptr<HostQueue> queue_;
   std::shared_ptr<StreamState> state_;
+  const std::uint64_t id_ = next_id();
 };
 
 }  // namespace tandem::detail

@@ -90,7 +90,7 @@ void HostStream::move_rows(const RowRuns& runs, std::span<const RowMove> moves,
 
 void HostStream::round_rows(const RowRuns& runs, const RowRounding& rounding, const std::shared_ptr<const void>& keep) {
   if (runs.rows == 0) return;
-  push([=] { round(runs, rounding); });
+  push([runs, rounding, keep] { round(runs, rounding); });
 }
 
 void HostStream::sum_rows(const RowSum& s, const std::shared_ptr<const void>& keep) {
