@@ -9,6 +9,7 @@
 #include "bootstrap/rendezvous.hpp"
 #include "comm/communicator_impl.hpp"
 #include "comm/plugin_host.hpp"
+#include "comm/reduce.hpp"
 
 namespace tandem {
 
@@ -93,7 +94,7 @@ Reduction Communicator::reduce(const Plan& plan, std::span<const ReduceField> fi
 Work Communicator::exchange(std::span<const Transfer> transfers, const Stream& stream) {
   return impl_->exchange(transfers, stream);
 }
-Buffer Communicator::allocate(std::size_t bytes) { return device().allocate(bytes); }
+Buffer Communicator::allocate(std::size_t bytes) { return impl_->allocate(bytes); }
 std::optional<Communicator> Communicator::split(int color, int key) {
   std::shared_ptr<detail::CommunicatorImpl> child = impl_->split(color, key);
   if (!child) return std::nullopt;

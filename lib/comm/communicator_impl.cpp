@@ -8,6 +8,8 @@
 
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "comm/plugin_host.hpp"
+#include "comm/reduce.hpp"
 
 namespace tandem::detail {
 
@@ -15,6 +17,8 @@ CommunicatorImpl::CommunicatorImpl(CommunicatorOptions options, Group group, std
                                    std::string route_reason)
     : options_(std::move(options)),
       group_(std::move(group)),
+      streamed_(is_stream_ordered(find_transport(options_.transport)) ||
+                (group_.size() == 1 && options_.device.kind() == DeviceKind::cuda)),
       job_store_(std::move(job_store)),
       route_reason_(std::move(route_reason)) {
   left_.resize(static_cast<std::size_t>(size()), false);
@@ -40,10 +44,25 @@ void CommunicatorImpl::close() noexcept {
     status.rank = rank();
     fail(std::move(status), true);
   }
+  // Handles that are still around keep landed rows, and those of a one-sided transport their endpoint: it closes with
+  // the last of them, but does nothing any more.
+  for (auto* slots : {&gather_last_, &reduce_last_}) {
+    for (Slot& slot : *slots) {
+      if (slot.last && slot.last->stream_op()) slot.last->stream_op()->drop();
+      slot = {};
+    }
+  }
+  prepared_.clear();
+  gather_arena_ = {};
+  reduce_arena_ = {};
+  dense_.clear();
+  std::shared_ptr<Endpoint> endpoint;
   {
     const std::unique_lock lock(endpoint_mutex_);
-    endpoint_.reset();  // completes what is pending
+    endpoint.swap(endpoint_);
   }
+  if (endpoint && endpoint.use_count() > 1) endpoint->abort("the communicator is closed");
+  endpoint.reset();  // completes what is pending
   listening_.reset();
 }
 
@@ -72,6 +91,7 @@ void CommunicatorImpl::fail(Status status, bool announce) noexcept {
       const std::shared_lock lock(endpoint_mutex_);
       if (endpoint_) endpoint_->abort(status.message);
     }
+    for (const auto& op : ops) op->stopped();
     if (announce && job_store_) {
       const bool peer_died = status.code == ErrorCode::peer_failed && status.rank >= 0 && status.rank < size();
       const int named = peer_died ? status.rank : rank();
@@ -175,12 +195,33 @@ std::shared_ptr<OpState> CommunicatorImpl::make_op(OpKind kind, std::vector<std:
   return std::make_shared<OpState>(std::move(setup));
 }
 
+std::shared_ptr<StreamOp> CommunicatorImpl::make_stream_op(std::uint32_t lane, const Stream& home) {
+  const std::uint32_t flags = endpoint_ ? endpoint_->flag_limit() / StreamLayout::lanes : 0;
+  return std::make_shared<StreamOp>(weak_from_this(), options_.device, lane, lane * flags, home);
+}
+
 void CommunicatorImpl::open_op(const std::shared_ptr<OpState>& op) {
   op->seal();
-  const std::lock_guard lock(mutex_);
-  status_.throw_if_failed();
-  std::erase_if(open_ops_, [](const auto& o) { return o->done(); });
-  open_ops_.push_back(op);
+  std::vector<std::shared_ptr<OpState>> ops;
+  {
+    const std::lock_guard lock(mutex_);
+    status_.throw_if_failed();
+    ops = open_ops_;
+    open_ops_.push_back(op);
+    look_closely_ = op->stream_op() != nullptr;
+  }
+  for (const auto& o : ops) o->poll();
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(open_ops_, [](const auto& o) { return o->done(); });
+  }
+  if (op->stream_op()) wake_.notify_all();
+}
+
+void* CommunicatorImpl::dense_memory(std::size_t slot, std::size_t field, std::size_t bytes) {
+  std::vector<Buffer>& buffers = dense_[{slot, field}];
+  if (buffers.empty() || buffers.back().bytes() < bytes) buffers.push_back(options_.device.allocate(bytes));
+  return buffers.back().data();
 }
 
 void CommunicatorImpl::post(const std::shared_ptr<OpState>& op, std::span<const WireTransfer> transfers,

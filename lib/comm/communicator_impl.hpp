@@ -21,6 +21,8 @@
 
 namespace tandem::detail {
 
+class ReductionState;
+
 /// Who the ranks of a group are: group rank -> rank in the job, which is how the store's notices name them.
 struct Group {
   std::string name;  ///< prefix of the group's keys in the store
@@ -45,6 +47,7 @@ class CommunicatorImpl : public std::enable_shared_from_this<CommunicatorImpl> {
   Work gather(const Plan& plan, std::span<const GatherField> fields, const Stream& stream);
   Reduction reduce(const Plan& plan, std::span<const ReduceField> fields, const Stream& stream);
   Work exchange(std::span<const Transfer> transfers, const Stream& stream);
+  Buffer allocate(std::size_t bytes);
   std::shared_ptr<CommunicatorImpl> split(int color, int key);
   void barrier(Deadline deadline);
   void finalize(Deadline deadline);
@@ -64,11 +67,55 @@ class CommunicatorImpl : public std::enable_shared_from_this<CommunicatorImpl> {
   /// Posts transfers of an operation's items: transfer i belongs to items[i]. Failures become the operation's.
   void post(const std::shared_ptr<OpState>& op, std::span<const WireTransfer> transfers,
             std::vector<std::size_t> items);
+  /// Calls `f` with the endpoint, which stays open meanwhile; false if there is none any more.
+  template <class F>
+  bool with_endpoint(F&& f) {
+    const std::shared_lock lock(endpoint_mutex_);
+    if (!endpoint_) return false;
+    f(*endpoint_);
+    return true;
+  }
+  /// Runs `enqueue`, which gives streams the parts of an operation. If it fails halfway, the communicator fails: peers
+  /// would wait for the rest.
+  template <class F>
+  void issue(F&& enqueue) {
+    try {
+      enqueue();
+    } catch (const Error& e) {
+      status().throw_if_failed();
+      fail({e.code(), e.what(), e.rank(), e.op()}, true);
+      throw;
+    }
+  }
+
+  /// Memory of allocate() that peers can write to.
+  struct SharedMemory {
+    std::weak_ptr<void> alive;
+    const std::byte* base = nullptr;
+    std::size_t bytes = 0;
+    std::uint64_t region = 0;
+  };
+  /// Null if [data, data + bytes) lies in none.
+  const SharedMemory* find_shared(const void* data, std::size_t bytes) const;
+  /// Memory of the communicator's own for the dense copy of a gather field's rows; grows, but what it was is kept,
+  /// since freeing memory of a GPU may wait for all of its work.
+  void* dense_memory(std::size_t slot, std::size_t field, std::size_t bytes);
+  /// Operations are stream-ordered: the transport is, or there are no peers and the device is a GPU.
+  bool streamed() const noexcept { return streamed_; }
 
  private:
+  Work gather_by_host(const std::shared_ptr<const Prepared::Data>& prepared, std::span<const GatherField> fields,
+                      const Stream& stream);
+  Work gather_on_stream(const std::shared_ptr<const Prepared::Data>& prepared, std::span<const GatherField> fields,
+                        const Stream& stream);
+  /// Arenas that peers write to: grown together if any rank's is too small; exchanges where things lie in them.
+  void share_arenas(Prepared::Data& data);
+  /// Collective: memory of the transport that all peers can write to.
+  Region share_region(std::size_t bytes, Deadline deadline);
   void establish();
   void check_usable() const;
   std::shared_ptr<OpState> make_op(OpKind kind, std::vector<std::string> fields);
+  std::shared_ptr<StreamOp> make_stream_op(std::uint32_t lane, const Stream& home);
   void open_op(const std::shared_ptr<OpState>& op);
   std::shared_ptr<const Prepared::Data> find_prepared(const Plan& plan) const;
   /// Throws version_mismatch on every rank if the ranks' facts differ; names the first that does, and in what.
@@ -100,12 +147,13 @@ class CommunicatorImpl : public std::enable_shared_from_this<CommunicatorImpl> {
 
   CommunicatorOptions options_;
   const Group group_;
+  const bool streamed_;
   std::shared_ptr<Store> job_store_;
   std::shared_ptr<Store> store_;  // a view that this communicator can close alone
   std::shared_ptr<void> listening_;
   std::optional<Meeting> meeting_;
-  std::shared_mutex endpoint_mutex_;  // exclusive to close the endpoint, shared to use it
-  std::unique_ptr<Endpoint> endpoint_;
+  std::shared_mutex endpoint_mutex_;    // exclusive to close the endpoint, shared to use it
+  std::shared_ptr<Endpoint> endpoint_;  // shared by its regions
   std::string route_reason_;
   std::int64_t clock_offset_ns_ = 0;
 
@@ -113,8 +161,10 @@ class CommunicatorImpl : public std::enable_shared_from_this<CommunicatorImpl> {
   std::int64_t next_sequence_ = 0;
   std::int64_t next_meeting_ = 0;
   std::map<std::uint64_t, std::shared_ptr<const Prepared::Data>> prepared_;
-  std::array<Buffer, Prepared::slots> gather_arena_;
-  std::array<Buffer, Prepared::slots> reduce_arena_;
+  std::array<Region, Prepared::slots> gather_arena_;
+  std::array<Region, Prepared::slots> reduce_arena_;
+  std::vector<SharedMemory> shared_;
+  std::map<std::pair<std::size_t, std::size_t>, std::vector<Buffer>> dense_;  // by slot and field
   struct Slot {
     std::shared_ptr<OpState> last;  // the operation that used it
     std::shared_ptr<ReductionState> reduction;
@@ -142,6 +192,7 @@ class CommunicatorImpl : public std::enable_shared_from_this<CommunicatorImpl> {
   std::optional<Report> report_;  // a failure that a transport or store thread found; the watchdog acts on it
   std::vector<bool> left_;        // group ranks that said good-bye
   bool closing_ = false;
+  bool look_closely_ = false;       // a stream-ordered operation was issued
   std::atomic<bool> quiet_{false};  // finalize under way: ends of connections mean nothing
   std::thread watchdog_;
 };
@@ -156,40 +207,5 @@ void check_rows(const Tensor& tensor, DType dtype, std::int64_t rows, std::int64
 
 /// Checks that nothing lies between the rows of `tensor`.
 void check_adjacent_rows(const Tensor& tensor, const std::string& what);
-
-/// What Reduction is a handle of.
-class ReductionState : public std::enable_shared_from_this<ReductionState> {
- public:
-  ReductionState(std::shared_ptr<CommunicatorImpl> comm, std::shared_ptr<OpState> op,
-                 std::shared_ptr<const Prepared::Data> prepared, std::vector<ReduceField> fields, Buffer staging);
-  void begin(const Stream& stream, const std::shared_ptr<OpState>& previous);
-  void submit(std::string_view field, ChunkId chunk, const Stream& stream);
-  void submit(ChunkId chunk, const Stream& stream);
-  void finish(const Stream& stream);
-  bool finished() const noexcept { return finished_; }
-  const std::shared_ptr<OpState>& op() const noexcept { return op_; }
-
- private:
-  struct Outgoing {
-    std::size_t item = 0;
-    bool own = false;
-    bool submitted = false;
-  };
-  void send(std::size_t field, std::size_t arrival);
-  void add_chunk(std::size_t field, ChunkId chunk) const;
-
-  std::weak_ptr<CommunicatorImpl> comm_;
-  std::shared_ptr<OpState> op_;
-  std::shared_ptr<const Prepared::Data> prepared_;
-  std::vector<ReduceField> fields_;
-  std::vector<std::size_t> spec_index_;  // of each field in the prepared spec
-  Buffer staging_;
-  std::vector<std::vector<Outgoing>> outgoing_;     // [field][arrival]
-  std::vector<std::vector<std::size_t>> incoming_;  // [field][departure] -> item
-  std::vector<std::vector<std::size_t>>
-      departures_of_;                          // [own chunk - first own] -> departures, in the order of adding
-  std::map<ChunkId, std::size_t> arrival_of_;  // chunk -> arrival
-  bool finished_ = false;
-};
 
 }  // namespace tandem::detail

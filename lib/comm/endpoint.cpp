@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <thread>
 
 #include "base/log.hpp"
@@ -37,10 +38,27 @@ void on_complete(void* user, std::uint64_t index, tandem_status code, const char
   if (record->remaining.fetch_sub(1, std::memory_order_acq_rel) == 1) delete record;
 }
 
+tandem_transfer written(const WireTransfer& t) {
+  return {sizeof(tandem_transfer),
+          t.peer,
+          t.receive ? TANDEM_RECEIVE : TANDEM_SEND,
+          t.data,
+          t.bytes,
+          t.tag,
+          t.region,
+          t.offset,
+          t.flag};
+}
+
+// Host streams have no native handle: transports of tests, which alone serve them, know what they get.
+void* native(const Stream& stream) {
+  return stream.device().kind() == DeviceKind::cuda ? stream.native() : static_cast<void*>(&stream.impl());
+}
+
 }  // namespace
 
 Endpoint::Endpoint(const tandem_transport& transport, int rank, int size, const GroupId& group,
-                   const std::map<std::string, std::string>& options, PeerFailed peer_failed)
+                   const std::map<std::string, std::string>& options, int cuda_device, PeerFailed peer_failed)
     : transport_(transport), rank_(rank), size_(size), peer_failed_(std::move(peer_failed)) {
   services_ = {sizeof(tandem_host_services), this, &Endpoint::on_log, &Endpoint::on_peer_failed};
   std::vector<tandem_option> list;
@@ -52,6 +70,7 @@ Endpoint::Endpoint(const tandem_transport& transport, int rank, int size, const 
   std::copy(group.begin(), group.end(), params.group);
   params.options = list.data();
   params.option_count = list.size();
+  params.cuda_device = cuda_device;
   const tandem_status code = transport_.open(&services_, &params, &context_);
   opening_ = false;
   if (code != TANDEM_OK) {
@@ -119,10 +138,14 @@ void Endpoint::post(std::span<const WireTransfer> transfers, Completion done) {
   list.reserve(transfers.size());
   for (const WireTransfer& t : transfers) {
     record->peers.push_back(t.peer);
-    list.push_back(
-        {sizeof(tandem_transfer), t.peer, t.receive ? TANDEM_RECEIVE : TANDEM_SEND, t.data, t.bytes, t.tag, 0, 0, 0});
+    list.push_back(written(t));
   }
-  tandem_post_params params{sizeof(params), list.data(), list.size(), nullptr, &on_complete, record.get(), 0, 0};
+  tandem_post_params params{};
+  params.struct_size = sizeof(params);
+  params.transfers = list.data();
+  params.count = list.size();
+  params.on_complete = &on_complete;
+  params.user = record.get();
   PostRecord* const given = record.release();  // completions may free it before post returns
   const tandem_status code = transport_.post(context_, &params);
   if (code != TANDEM_OK) {
@@ -133,6 +156,83 @@ void Endpoint::post(std::span<const WireTransfer> transfers, Completion done) {
 }
 
 void Endpoint::abort(const std::string& reason) noexcept { transport_.abort(context_, reason.c_str()); }
+
+void Endpoint::check(tandem_status code, const char* what) const {
+  if (code == TANDEM_OK) return;
+  throw Error(static_cast<ErrorCode>(code), fmt::format("transport {}: {}", transport_.name, what), rank_);
+}
+
+void Endpoint::post(const Stream& stream, std::span<const WireTransfer> transfers, const LaneUse& use) {
+  std::vector<tandem_transfer> list;
+  list.reserve(transfers.size());
+  for (const WireTransfer& t : transfers) list.push_back(written(t));
+  tandem_post_params params{};
+  params.struct_size = sizeof(params);
+  params.transfers = list.data();
+  params.count = list.size();
+  params.stream = native(stream);
+  params.lane = use.lane;
+  params.first = use.first ? 1 : 0;
+  params.begin = use.begin ? 1 : 0;
+  params.last = use.last ? 1 : 0;
+  check(transport_.post(context_, &params), "transfers were not accepted");
+}
+
+void Endpoint::wait(const Stream& stream, int peer, std::uint32_t flag) {
+  check(transport_.wait(context_, native(stream), peer, flag), "a stream cannot wait for an arrival");
+}
+
+void Endpoint::wait_sent(const Stream& stream) {
+  check(transport_.wait_sent(context_, native(stream)), "a stream cannot wait for what was sent");
+}
+
+bool Endpoint::arrived(int peer, std::uint32_t flag) const noexcept {
+  return transport_.arrived(context_, peer, flag) != 0;
+}
+
+bool Endpoint::sent(int peer, std::uint32_t lane) const noexcept {
+  const bool tells = transport_.struct_size >= offsetof(tandem_transport, sent) + sizeof(transport_.sent) &&
+                     transport_.sent != nullptr;
+  return !tells || transport_.sent(context_, peer, lane) != 0;
+}
+
+Region Endpoint::allocate(std::size_t bytes) {
+  void* base = nullptr;
+  std::uint64_t id = 0;
+  const tandem_status code = transport_.allocate(context_, bytes, &base, &id);
+  if (code != TANDEM_OK) {
+    throw Error(
+        static_cast<ErrorCode>(code),
+        fmt::format("transport {}: no {} of memory that peers can write to", transport_.name, format_bytes(bytes)),
+        rank_);
+  }
+  std::shared_ptr<void> memory(
+      base, [self = shared_from_this(), id](void*) { self->transport_.release(self->context_, id); });
+  return {Buffer(std::move(memory), bytes), id};
+}
+
+std::string Endpoint::describe(std::uint64_t region) {
+  std::string bytes(4096, '\0');
+  std::uint64_t size = bytes.size();
+  check(transport_.describe(context_, region, bytes.data(), &size), "memory cannot be described to peers");
+  bytes.resize(static_cast<std::size_t>(size));
+  return bytes;
+}
+
+void Endpoint::attach(std::uint64_t region, std::span<const std::string> blobs) {
+  std::vector<const void*> data;
+  std::vector<std::uint64_t> sizes;
+  for (const std::string& blob : blobs) {
+    data.push_back(blob.data());
+    sizes.push_back(blob.size());
+  }
+  check(transport_.attach(context_, region, data.data(), sizes.data()), "the memory of peers cannot be reached");
+}
+
+bool is_stream_ordered(const tandem_transport& transport) noexcept {
+  constexpr std::uint32_t both = TANDEM_CAP_STREAM_ORDERED | TANDEM_CAP_ONE_SIDED;
+  return (transport.capabilities & both) == both;
+}
 
 void Endpoint::on_log(void* user, std::int32_t level, const char* message) {
   auto* self = static_cast<Endpoint*>(user);

@@ -74,6 +74,19 @@ std::optional<Error> compare_hellos(const std::vector<Hello>& hellos) {
   return std::nullopt;
 }
 
+void check_device(const tandem_transport& transport, const Device& device, int rank) {
+  if ((transport.capabilities & TANDEM_CAP_STREAM_ORDERED) != 0 && !is_stream_ordered(transport)) {
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("transport {} is stream-ordered but not one-sided, which nothing here drives", transport.name),
+        rank);
+  }
+  if (device.kind() != DeviceKind::host && (transport.capabilities & TANDEM_CAP_DEVICE_MEMORY) == 0) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("transport {} cannot move memory of {}", transport.name, device.describe()), rank);
+  }
+}
+
 // One blocking transfer of eight bytes, for the clocks.
 class WordExchange {
  public:
@@ -159,9 +172,19 @@ void CommunicatorImpl::establish() {
   GroupId group{};
   std::copy_n(group_bytes.begin(), std::min(group_bytes.size(), group.size()), group.begin());
 
-  endpoint_ =
-      std::make_unique<Endpoint>(find_transport(options_.transport), rank(), size(), group, options_.transport_options,
-                                 [this](int peer, const std::string& reason) { suspect(peer, reason); });
+  const tandem_transport& transport = find_transport(options_.transport);
+  check_device(transport, options_.device, rank());
+  endpoint_ = std::make_shared<Endpoint>(transport, rank(), size(), group, options_.transport_options,
+                                         options_.device.impl().cuda_ordinal(),
+                                         [weak = weak_from_this()](int peer, const std::string& reason) {
+                                           if (const auto self = weak.lock()) self->suspect(peer, reason);
+                                         });
+  if (streamed() && endpoint_->lane_limit() < StreamLayout::lanes) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("transport {} has {} lanes; {} are needed", options_.transport, endpoint_->lane_limit(),
+                            StreamLayout::lanes),
+                rank());
+  }
   const Hello mine{version(), options_.transport, host_identity(), endpoint_->address()};
   std::vector<Hello> hellos;
   for (const std::string& bytes : meet([&] { return meeting_->collect("introduction", mine.encode(), deadline); })) {
@@ -175,6 +198,7 @@ void CommunicatorImpl::establish() {
   for (int r = 1; r < size(); ++r) {
     // One steady clock serves all processes of a host.
     if (hellos[static_cast<std::size_t>(r)].host == hellos[0].host) continue;
+    if (streamed()) continue;  // nothing tells the host when a word has arrived
     if (rank() == 0) meet([&] { clock_offset(*endpoint_, 0, r, deadline); });
     if (rank() == r) clock_offset_ns_ = meet([&] { return clock_offset(*endpoint_, r, 0, deadline); });
   }

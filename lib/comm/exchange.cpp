@@ -58,6 +58,11 @@ std::vector<SelfCopy> match_own(std::span<const Transfer> transfers, int rank) {
 
 Work CommunicatorImpl::exchange(std::span<const Transfer> transfers, const Stream& stream) {
   check_usable();
+  if (streamed()) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("exchange is not there yet for stream-ordered transports: route {}", options_.transport),
+                rank());
+  }
   for (std::size_t i = 0; i < transfers.size(); ++i) check_transfer(transfers[i], i, size(), rank());
   std::vector<SelfCopy> copies = match_own(transfers, rank());
 

@@ -29,7 +29,7 @@ OpState::OpState(Setup setup) : setup_(std::move(setup)), all_done_(setup_.devic
 std::string OpState::describe() const { return fmt::format("{} (op {})", to_string(setup_.kind), setup_.sequence); }
 
 std::size_t OpState::add_item(OpItem item) {
-  if (item.receive) item.arrived = setup_.device->create_signal();
+  if (item.receive && !stream_op_) item.arrived = setup_.device->create_signal();
   items_.push_back(std::move(item));
   ++expected_;
   return items_.size() - 1;
@@ -201,7 +201,11 @@ void OpState::wait_item(const Stream& stream, std::size_t i) {
       trace->add({SpanKind::wait, name, track, begin, end, 0, ""});
     };
   }
-  stream.impl().wait(item.arrived, std::move(on_wait));
+  if (stream_op_) {
+    wait_in_order([&] { stream_op_->wait(stream, i, on_wait); });
+  } else {
+    stream.impl().wait(item.arrived, std::move(on_wait));
+  }
 }
 
 void OpState::wait(const Stream& stream) {
@@ -209,7 +213,11 @@ void OpState::wait(const Stream& stream) {
   for (std::size_t i = 0; i < items_.size(); ++i) {
     if (items_[i].receive) wait_item(stream, i);
   }
-  stream.impl().wait(all_done_, {});
+  if (stream_op_) {
+    wait_in_order([&] { stream_op_->wait_rest(stream); });
+  } else {
+    stream.impl().wait(all_done_, {});
+  }
 }
 
 void OpState::wait(const Stream& stream, std::string_view field) {
@@ -231,7 +239,7 @@ void OpState::wait(const Stream& stream, std::string_view field, ChunkId chunk) 
 }
 
 void OpState::synchronize(Deadline deadline) {
-  if (!all_done_->wait(deadline)) {
+  if (!(stream_op_ ? watch_until_done(deadline) : all_done_->wait(deadline))) {
     throw_if_failed();
     throw Error(ErrorCode::timeout,
                 fmt::format("{} is not done yet{}", describe(),
@@ -239,6 +247,7 @@ void OpState::synchronize(Deadline deadline) {
                 setup_.rank, setup_.sequence);
   }
   throw_if_failed();
+  if (stream_op_) stream_op_->place_rest(deadline);
 }
 
 std::vector<int> OpState::missing_ranks() const {

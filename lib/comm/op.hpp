@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "comm/endpoint.hpp"
+#include "comm/stream_op.hpp"
 #include "comm/tag.hpp"
 #include "device/impl.hpp"
 #include "tandem/trace.hpp"
@@ -35,7 +36,7 @@ struct OpItem {
   std::size_t pending = 0;  ///< transfers under way
   std::int64_t posted_ns = 0;
   std::int64_t done_ns = 0;
-  std::shared_ptr<SignalImpl> arrived;  ///< receives and own chunks
+  std::shared_ptr<SignalImpl> arrived;  ///< receives and own chunks of host-driven operations
   std::function<void()> on_arrival;     ///< runs before `arrived` is set; must be short and not throw
 };
 
@@ -64,6 +65,9 @@ class OpState : public std::enable_shared_from_this<OpState> {
   std::string describe() const;  ///< "gather (op 12)"
 
   // Building, by the issuing thread, before anything is enqueued.
+  /// Makes it a stream-ordered operation; before the first item.
+  void set_stream_op(std::shared_ptr<StreamOp> stream_op);
+  const std::shared_ptr<StreamOp>& stream_op() const noexcept { return stream_op_; }
   std::size_t add_item(OpItem item);
   OpItem& item(std::size_t i) { return items_[i]; }
   void set_landed(std::vector<Tensor> landed) { landed_ = std::move(landed); }
@@ -86,8 +90,21 @@ class OpState : public std::enable_shared_from_this<OpState> {
   /// First error wins. Returns true if it was this one.
   bool fail(const Status& status);
 
+  // Stream-ordered operations, from whoever polls.
+  /// Looks what has happened; nothing if it is host-driven.
+  void poll();
+  /// The stream has passed the beginning: transfers are under way, and the deadline of a gather runs.
+  void seen_begin();
+  /// A send leaves after the beginning.
+  void posted(std::size_t i);
+  void item_done(std::size_t i);
+  /// After fail(): the transport touches nothing any more.
+  void stopped();
+  /// It is part of a graph: nobody will see what becomes of it.
+  void leave_to_graph();
+
   // Asking.
-  bool done() const;
+  bool done() const;  ///< as far as poll() saw
   Status status() const;
   bool timed_out(Deadline::Clock::time_point now) const;
   std::chrono::nanoseconds running_for() const;
@@ -115,6 +132,17 @@ class OpState : public std::enable_shared_from_this<OpState> {
   void throw_if_failed() const;
   void finish_if_complete();  // with mutex_ held
   void record_transfer(const OpItem& item) const;
+  bool watch_until_done(Deadline deadline);
+  /// Calls `wait`; if that fails because the operation just did, the operation's error is the one that is thrown.
+  template <class F>
+  void wait_in_order(F&& wait) const {
+    try {
+      wait();
+    } catch (const Error&) {
+      throw_if_failed();
+      throw;
+    }
+  }
 
   const Setup setup_;
   std::vector<OpItem> items_;  // the vector itself is fixed once sealed
@@ -122,6 +150,7 @@ class OpState : public std::enable_shared_from_this<OpState> {
   std::vector<Tensor> landed_;
   std::vector<std::shared_ptr<void>> kept_;
   std::shared_ptr<SignalImpl> all_done_;
+  std::shared_ptr<StreamOp> stream_op_;  // null if host-driven
 
   mutable std::mutex mutex_;
   Status status_;
@@ -129,7 +158,7 @@ class OpState : public std::enable_shared_from_this<OpState> {
   bool finished_ = false;
   Deadline::Clock::time_point started_at_{};
   std::size_t expected_ = 0;   // items and tasks that are not done
-  std::size_t in_flight_ = 0;  // transfers that the transport has
+  std::size_t in_flight_ = 0;  // transfers that the transport has; 1 while a stream-ordered operation may have any
 };
 
 }  // namespace tandem::detail

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <mutex>
+
 #include "tandem/error.hpp"
 
 extern "C" {
@@ -12,6 +14,25 @@ const tandem_transport* tandem_transport_query_v0_tcp(void);
 }
 
 namespace tandem::detail {
+
+namespace {
+
+struct Added {
+  std::mutex mutex;
+  std::vector<const tandem_transport*> transports;
+};
+
+Added& added() {
+  static Added all;
+  return all;
+}
+
+}  // namespace
+
+void add_transport(const tandem_transport& transport) {
+  const std::lock_guard lock(added().mutex);
+  added().transports.push_back(&transport);
+}
 
 std::vector<const tandem_transport*> static_transports() {
   return {tandem_transport_query_v0_tcp(), tandem_transport_query_v0_loopback()};
@@ -22,6 +43,10 @@ const tandem_transport& find_transport(std::string_view name) {
   for (const tandem_transport* transport : static_transports()) {
     if (name == transport->name) return *transport;
     names.emplace_back(transport->name);
+  }
+  const std::lock_guard lock(added().mutex);
+  for (const tandem_transport* transport : added().transports) {
+    if (name == transport->name) return *transport;
   }
   throw Error(ErrorCode::unsupported,
               fmt::format("no transport named '{}'; there are {}", name, fmt::join(names, ", ")));

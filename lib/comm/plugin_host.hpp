@@ -13,4 +13,7 @@ std::vector<const tandem_transport*> static_transports();
 /// Throws unsupported, listing what there is.
 const tandem_transport& find_transport(std::string_view name);
 
+/// Makes `transport`, which must live to the end of the process, known under its name. For tests.
+void add_transport(const tandem_transport& transport);
+
 }  // namespace tandem::detail

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <optional>
+
+#include "base/bytes.hpp"
 #include "comm/communicator_impl.hpp"
 
 namespace tandem::detail {
@@ -16,10 +20,9 @@ std::string describe(const std::vector<FieldSpec>& fields) {
   return "(" + out + ")";
 }
 
-// Grows only: batches of different shape share the memory. Operations under way keep the old buffer alive.
-void reserve(const Device& device, std::array<Buffer, Prepared::slots>& arena, std::size_t bytes) {
-  for (Buffer& slot : arena) {
-    if (slot.bytes() < bytes || slot.data() == nullptr) slot = device.allocate(bytes);
+void reserve(const Device& device, std::array<Region, Prepared::slots>& arena, std::size_t bytes) {
+  for (Region& slot : arena) {
+    if (slot.buffer.bytes() < bytes || slot.buffer.data() == nullptr) slot = {device.allocate(bytes), 0};
   }
 }
 
@@ -44,12 +47,111 @@ Prepared CommunicatorImpl::prepare(const Plan& plan, const BatchSpec& spec) {
          {"reduce fields", describe(spec.reduce)},
          {"the caller's fingerprint", "'" + spec.fingerprint + "'"}},
         Deadline::after(options_.rendezvous_timeout));
-  reserve(options_.device, gather_arena_, data->gather.bytes);
-  reserve(options_.device, reduce_arena_, data->reduce.bytes);
-  data->gather_slots = gather_arena_;
-  data->reduce_slots = reduce_arena_;
+  if (streamed()) make_tables(*data, options_.device, Deadline::after(options_.rendezvous_timeout));
+  if (streamed() && size() > 1) {
+    share_arenas(*data);
+  } else {
+    reserve(options_.device, gather_arena_, data->gather.bytes);
+    reserve(options_.device, reduce_arena_, data->reduce.bytes);
+  }
+  for (std::size_t i = 0; i < Prepared::slots; ++i) {
+    data->gather_slots[i] = gather_arena_[i].buffer;
+    data->reduce_slots[i] = reduce_arena_[i].buffer;
+    data->streamed.gather_region[i] = gather_arena_[i].id;
+    data->streamed.reduce_region[i] = reduce_arena_[i].id;
+  }
   prepared_[plan.hash()] = data;
   return Prepared(data);
+}
+
+void CommunicatorImpl::share_arenas(Prepared::Data& data) {
+  const Deadline deadline = Deadline::after(options_.rendezvous_timeout);
+  const auto too_small = [](const auto& arena, std::size_t bytes) {
+    return arena[0].buffer.data() == nullptr || arena[0].buffer.bytes() < bytes;
+  };
+  ByteWriter mine;
+  mine.u64(flags_needed(data));
+  mine.u8(too_small(gather_arena_, data.gather.bytes) ? 1 : 0);
+  mine.u8(too_small(reduce_arena_, data.reduce.bytes) ? 1 : 0);
+  mine.string(encode_places(data));
+  const auto all =
+      meet([&] { return meeting_->collect(fmt::format("places {}", next_meeting_++), mine.bytes(), deadline); });
+  // If one rank has to grow all do, so that regions have the same number everywhere.
+  bool grow_gather = false;
+  bool grow_reduce = false;
+  std::vector<std::string> places;
+  for (int r = 0; r < size(); ++r) {
+    ByteReader reader(all[static_cast<std::size_t>(r)]);
+    const std::uint64_t flags = reader.u64();
+    if (flags > endpoint_->flag_limit() / StreamLayout::lanes) {
+      throw Error(
+          ErrorCode::unsupported,
+          fmt::format("rank {} needs {} arrival flags for what one rank sends it in one operation; transport {} "
+                      "has {}: use larger chunks, or fewer fields",
+                      r, flags, options_.transport, endpoint_->flag_limit() / StreamLayout::lanes),
+          r);
+    }
+    grow_gather |= reader.u8() != 0;
+    grow_reduce |= reader.u8() != 0;
+    places.push_back(reader.string());
+    reader.expect_end();
+  }
+  read_places(data, places);
+  const auto grow = [&](std::array<Region, Prepared::slots>& arena, std::size_t bytes) {
+    // Operations under way, and what was prepared before, keep the old memory.
+    for (Region& slot : arena) slot = share_region(std::max(bytes, slot.buffer.bytes()), deadline);
+  };
+  if (grow_gather) grow(gather_arena_, data.gather.bytes);
+  if (grow_reduce) grow(reduce_arena_, data.reduce.bytes);
+}
+
+Region CommunicatorImpl::share_region(std::size_t bytes, Deadline deadline) {
+  // Everybody hears of a rank that has no memory, or the others would go on without it.
+  std::optional<Error> error;
+  Region region;
+  ByteWriter mine;
+  try {
+    region = endpoint_->allocate(bytes);
+    mine.u8(1);
+    mine.string(endpoint_->describe(region.id));
+  } catch (const Error& e) {
+    error = e;
+    mine = ByteWriter();
+    mine.u8(0);
+    mine.i32(static_cast<std::int32_t>(e.code()));
+    mine.string(e.what());
+  }
+  const auto all =
+      meet([&] { return meeting_->collect(fmt::format("region {}", next_meeting_++), mine.bytes(), deadline); });
+  if (error) throw *error;
+  std::vector<std::string> blobs;
+  for (int r = 0; r < size(); ++r) {
+    ByteReader reader(all[static_cast<std::size_t>(r)]);
+    if (reader.u8() == 0) {
+      const auto code = static_cast<ErrorCode>(reader.i32());
+      throw Error(code, fmt::format("rank {}: {}", r, reader.string()), r);
+    }
+    blobs.push_back(reader.string());
+  }
+  endpoint_->attach(region.id, blobs);
+  return region;
+}
+
+Buffer CommunicatorImpl::allocate(std::size_t bytes) {
+  check_usable();
+  if (!streamed() || size() == 1) return options_.device.allocate(bytes);
+  Region region = share_region(bytes, Deadline::after(options_.rendezvous_timeout));
+  std::erase_if(shared_, [](const SharedMemory& s) { return s.alive.expired(); });
+  shared_.push_back({region.buffer.owner(), static_cast<const std::byte*>(region.buffer.data()), bytes, region.id});
+  return std::move(region.buffer);
+}
+
+const CommunicatorImpl::SharedMemory* CommunicatorImpl::find_shared(const void* data, std::size_t bytes) const {
+  const auto* at = static_cast<const std::byte*>(data);
+  for (const SharedMemory& s : shared_) {
+    if (!s.alive.expired() && at >= s.base && at + bytes <= s.base + s.bytes) return &s;
+  }
+  return nullptr;
 }
 
 std::shared_ptr<const Prepared::Data> CommunicatorImpl::find_prepared(const Plan& plan) const {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/stream_layout.hpp"
 #include "tandem/communicator.hpp"
 
 namespace tandem {
@@ -35,6 +36,7 @@ struct Prepared::Data {
   Layout reduce;
   std::array<Buffer, Prepared::slots> gather_slots;
   std::array<Buffer, Prepared::slots> reduce_slots;
+  detail::StreamLayout streamed;  ///< of stream-ordered transports
 
   explicit Data(const Plan& p, BatchSpec s) : plan(p), spec(std::move(s)) {}
 };

@@ -1,55 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "comm/reduce.hpp"
+
 #include <fmt/format.h>
 
-#include <cstring>
+#include <algorithm>
 
 #include "comm/communicator_impl.hpp"
-#include "device/bf16.hpp"
 
 namespace tandem::detail {
 
-namespace {
-
-const float* contribution_row(const ReduceField& f, std::int64_t landed) {
-  return f.contributions.data_as<const float>() + landed * f.contributions.stride(0);
-}
-
-void to_wire(DType wire, std::byte*& to, const float* from, std::int64_t elements) {
-  if (wire == DType::f32) {
-    std::memcpy(to, from, static_cast<std::size_t>(elements) * sizeof(float));
-  } else {
-    auto* out = reinterpret_cast<std::uint16_t*>(to);
-    for (std::int64_t i = 0; i < elements; ++i) out[i] = bf16_from_float(from[i]);
-  }
-  to += static_cast<std::size_t>(elements) * size_of(wire);
-}
-
-void add_wire(DType wire, float* sum, const std::byte*& from, std::int64_t elements) {
-  if (wire == DType::f32) {
-    const auto* in = reinterpret_cast<const float*>(from);
-    for (std::int64_t i = 0; i < elements; ++i) sum[i] += in[i];
-  } else {
-    const auto* in = reinterpret_cast<const std::uint16_t*>(from);
-    for (std::int64_t i = 0; i < elements; ++i) sum[i] += bf16_to_float(in[i]);
-  }
-  from += static_cast<std::size_t>(elements) * size_of(wire);
-}
-
-void store_row(const Tensor& result, std::int64_t row, const float* sum, std::int64_t elements) {
-  auto* out = static_cast<std::byte*>(result.data()) + static_cast<std::size_t>(row) * result.row_stride_bytes();
-  to_wire(result.dtype(), out, sum, elements);
-}
-
-}  // namespace
-
-ReductionState::ReductionState(std::shared_ptr<CommunicatorImpl> comm, std::shared_ptr<OpState> op,
-                               std::shared_ptr<const Prepared::Data> prepared, std::vector<ReduceField> fields,
-                               Buffer staging)
-    : comm_(comm),
-      op_(std::move(op)),
-      prepared_(std::move(prepared)),
-      fields_(std::move(fields)),
-      staging_(std::move(staging)) {
+ReductionState::ReductionState(std::shared_ptr<OpState> op, std::shared_ptr<const Prepared::Data> prepared,
+                               std::vector<ReduceField> fields, Buffer staging)
+    : op_(std::move(op)), prepared_(std::move(prepared)), fields_(std::move(fields)), staging_(std::move(staging)) {
   const Plan& plan = prepared_->plan;
   const std::span<const Chunk> own = plan.chunks_of(plan.rank());
   departures_of_.resize(own.size());
@@ -63,14 +25,13 @@ ReductionState::ReductionState(std::shared_ptr<CommunicatorImpl> comm, std::shar
     std::size_t s = 0;
     while (specs[s].name != fields_[f].name) ++s;  // reduce() has checked that it is there
     spec_index_.push_back(s);
-    const auto row_bytes = static_cast<std::uint64_t>(specs[s].row_elements) * size_of(specs[s].wire);
     auto add = [&](const ChunkTransfer& t, bool receive) {
       OpItem item;
       item.receive = receive;
       item.field = static_cast<int>(f);
       item.chunk = t.chunk;
       item.peer = t.peer;
-      item.bytes = row_bytes * static_cast<std::uint64_t>(t.rows);
+      item.bytes = wire_bytes(f, t);
       return op_->add_item(std::move(item));
     };
     std::vector<std::size_t> incoming;
@@ -84,25 +45,27 @@ ReductionState::ReductionState(std::shared_ptr<CommunicatorImpl> comm, std::shar
   op_->expect_task();  // finish
 }
 
-void ReductionState::begin(const Stream& stream, const std::shared_ptr<OpState>& previous) {
-  if (previous) stream.impl().wait(previous->all_done(), {});
-  stream.run([this, self = shared_from_this()] {
-    // The operation's deadline starts with finish(): until then this rank itself is computing.
-    std::vector<WireTransfer> transfers;
-    std::vector<std::size_t> items;
-    const Plan& plan = prepared_->plan;
-    for (std::size_t f = 0; f < fields_.size(); ++f) {
-      for (std::size_t d = 0; d < plan.departures().size(); ++d) {
-        const ChunkTransfer& t = plan.departures()[d];
-        const Prepared::Data::Staging& s = prepared_->reduce.receive[spec_index_[f]][d];
-        const Tag tag{static_cast<std::uint32_t>(op_->sequence()), OpKind::reduce, static_cast<std::uint8_t>(f),
-                      static_cast<std::uint32_t>(t.chunk)};
-        transfers.push_back({t.peer, true, static_cast<std::byte*>(staging_.data()) + s.offset, s.bytes, tag.encode()});
-        items.push_back(incoming_[f][d]);
-      }
-    }
-    if (const auto impl = comm_.lock()) impl->post(op_, transfers, std::move(items));
-  });
+Tag ReductionState::tag(std::size_t field, ChunkId chunk) const {
+  return {static_cast<std::uint32_t>(op_->sequence()), OpKind::reduce, static_cast<std::uint8_t>(field),
+          static_cast<std::uint32_t>(chunk)};
+}
+
+const float* ReductionState::contribution_row(std::size_t field, std::int64_t landed_row) const {
+  const Tensor& t = fields_[field].contributions;
+  return t.data_as<const float>() + landed_row * t.stride(0);
+}
+
+std::byte* ReductionState::receive_staging(std::size_t field, std::size_t departure) const {
+  return static_cast<std::byte*>(staging_.data()) + prepared_->reduce.receive[spec_index_[field]][departure].offset;
+}
+
+std::byte* ReductionState::send_staging(std::size_t field, std::size_t arrival) const {
+  const Prepared::Data::Staging& s = prepared_->reduce.send[spec_index_[field]][arrival];
+  return s.bytes > 0 ? static_cast<std::byte*>(staging_.data()) + s.offset : nullptr;
+}
+
+std::uint64_t ReductionState::wire_bytes(std::size_t field, const ChunkTransfer& transfer) const {
+  return static_cast<std::uint64_t>(transfer.rows * spec(field).row_elements) * size_of(spec(field).wire);
 }
 
 void ReductionState::submit(std::string_view field, ChunkId chunk, const Stream& stream) {
@@ -123,88 +86,29 @@ void ReductionState::submit(std::string_view field, ChunkId chunk, const Stream&
                 fmt::format("{}: chunk {} of '{}' is submitted twice", op_->describe(), chunk, field));
   }
   out.submitted = true;
-  if (out.own) return;
-  stream.run([this, self = shared_from_this(), f, a = it->second] { send(f, a); });
+  if (out.own) {
+    own_is_final(stream);
+  } else {
+    send(f, it->second, stream);
+  }
 }
 
 void ReductionState::submit(ChunkId chunk, const Stream& stream) {
   for (const ReduceField& field : fields_) submit(field.name, chunk, stream);
 }
 
-void ReductionState::send(std::size_t f, std::size_t a) {
-  const ReduceField& field = fields_[f];
-  const FieldSpec& spec = prepared_->spec.reduce[spec_index_[f]];
-  const ChunkTransfer& t = prepared_->plan.arrivals()[a];
-  const Prepared::Data::Staging& s = prepared_->reduce.send[spec_index_[f]][a];
-  const Tag tag{static_cast<std::uint32_t>(op_->sequence()), OpKind::reduce, static_cast<std::uint8_t>(f),
-                static_cast<std::uint32_t>(t.chunk)};
-  // The owner takes one block of rows; where they lie in one piece here they leave without a copy.
-  const void* data = nullptr;
-  std::uint64_t bytes = static_cast<std::uint64_t>(t.rows * spec.row_elements) * size_of(spec.wire);
-  if (s.bytes == 0) {
-    data = contribution_row(field, t.runs.front().landed_row);
-  } else {
-    auto* block = static_cast<std::byte*>(staging_.data()) + s.offset;
-    data = block;
-    for (const Run& run : t.runs) {
-      for (std::int64_t i = 0; i < run.rows; ++i) {
-        to_wire(spec.wire, block, contribution_row(field, run.landed_row + i), spec.row_elements);
-      }
-    }
-  }
-  const WireTransfer transfer{t.peer, false, const_cast<void*>(data), bytes, tag.encode()};
-  if (const auto impl = comm_.lock()) impl->post(op_, {&transfer, 1}, {outgoing_[f][a].item});
-}
-
 void ReductionState::finish(const Stream& stream) {
   op_->status().throw_if_failed();
   if (finished_) throw Error(ErrorCode::invalid_usage, fmt::format("{} is finished already", op_->describe()));
-  const Plan& plan = prepared_->plan;
   for (std::size_t f = 0; f < fields_.size(); ++f) {
     for (std::size_t a = 0; a < outgoing_[f].size(); ++a) {
       if (outgoing_[f][a].submitted) continue;
       throw Error(ErrorCode::invalid_usage, fmt::format("{}: chunk {} of '{}' has not been submitted", op_->describe(),
-                                                        plan.arrivals()[a].chunk, fields_[f].name));
+                                                        plan().arrivals()[a].chunk, fields_[f].name));
     }
   }
   finished_ = true;
-  stream.run([op = op_] { op->start(); });
-  for (std::size_t f = 0; f < fields_.size(); ++f) {
-    for (const Chunk& chunk : plan.chunks_of(plan.rank())) {
-      const auto& departures =
-          departures_of_[static_cast<std::size_t>(chunk.id - plan.chunks_of(plan.rank()).front().id)];
-      for (const std::size_t d : departures) op_->wait_item(stream, incoming_[f][d]);
-      stream.run([this, self = shared_from_this(), f, id = chunk.id] {
-        if (op_->status().ok()) add_chunk(f, id);
-      });
-    }
-  }
-  stream.run([op = op_] { op->task_done(); });
-}
-
-void ReductionState::add_chunk(std::size_t f, ChunkId id) const {
-  const Plan& plan = prepared_->plan;
-  const Chunk& chunk = plan.chunks()[static_cast<std::size_t>(id)];
-  const FieldSpec& spec = prepared_->spec.reduce[spec_index_[f]];
-  const std::int64_t n = spec.row_elements;
-  std::vector<float> sum(static_cast<std::size_t>(chunk.rows * n), 0.0F);
-  auto row = [&](std::int64_t owner_row) { return sum.data() + (owner_row - chunk.first_row) * n; };
-  for (const std::size_t d : departures_of_[static_cast<std::size_t>(id - plan.chunks_of(plan.rank()).front().id)]) {
-    const std::byte* from =
-        static_cast<const std::byte*>(staging_.data()) + prepared_->reduce.receive[spec_index_[f]][d].offset;
-    for (const Run& run : plan.departures()[d].runs) add_wire(spec.wire, row(run.owner_row), from, run.rows * n);
-  }
-  if (const ChunkTransfer* own = plan.arrival(id)) {
-    for (const Run& run : own->runs) {
-      for (std::int64_t i = 0; i < run.rows; ++i) {
-        const float* mine = contribution_row(fields_[f], run.landed_row + i);
-        float* to = row(run.owner_row + i);
-        for (std::int64_t e = 0; e < n; ++e) to[e] += mine[e];
-      }
-    }
-  }
-  for (std::int64_t i = 0; i < chunk.rows; ++i)
-    store_row(fields_[f].result, chunk.first_row + i, sum.data() + i * n, n);
+  add_all(stream);
 }
 
 Reduction CommunicatorImpl::reduce(const Plan& plan, std::span<const ReduceField> fields, const Stream& stream) {
@@ -230,9 +134,11 @@ Reduction CommunicatorImpl::reduce(const Plan& plan, std::span<const ReduceField
                 fmt::format("{} uses the same staging and is not finished", previous.last->describe()), rank());
   }
   const std::shared_ptr<OpState> op = make_op(OpKind::reduce, std::move(names));
-  auto state = std::make_shared<ReductionState>(shared_from_this(), op, prepared,
-                                                std::vector<ReduceField>(fields.begin(), fields.end()),
-                                                prepared->reduce_slots[slot]);
+  if (streamed()) op->set_stream_op(make_stream_op(static_cast<std::uint32_t>(Prepared::slots + slot), stream));
+  std::vector<ReduceField> list(fields.begin(), fields.end());
+  std::shared_ptr<ReductionState> state =
+      streamed() ? make_stream_reduction(shared_from_this(), op, prepared, std::move(list), slot)
+                 : make_host_reduction(shared_from_this(), op, prepared, std::move(list), prepared->reduce_slots[slot]);
   op->keep(state);
   open_op(op);
   ++reductions_;

@@ -17,6 +17,8 @@ using Clock = Deadline::Clock;
 
 // How often deadlines are looked at; an operation's error comes this late at most.
 constexpr std::chrono::milliseconds tick{100};
+// The same while a stream-ordered operation is open: what has arrived is seen this late at most.
+constexpr std::chrono::milliseconds close_tick{1};
 // A broken connection waits this long for the store to say whose death it is the echo of.
 constexpr std::chrono::milliseconds verdict_time{700};
 constexpr std::chrono::seconds first_notice{2};
@@ -27,9 +29,12 @@ void CommunicatorImpl::watch() {
   set_thread_name("tandem-watch");
   std::map<std::int64_t, std::chrono::nanoseconds> next_notice;  // by operation
   std::unique_lock lock(mutex_);
+  bool close = false;
   while (!closing_) {
-    wake_.wait_for(lock, tick, [&] { return closing_ || report_.has_value(); });
+    wake_.wait_for(lock, close ? close_tick : tick,
+                   [&] { return closing_ || report_.has_value() || (look_closely_ && !close); });
     if (closing_) return;
+    look_closely_ = false;
     std::optional<Report> report;
     if (report_) {
       report = std::exchange(report_, std::nullopt);
@@ -49,6 +54,7 @@ void CommunicatorImpl::watch() {
     } else {
       watch_ops(ops, next_notice);
     }
+    close = std::any_of(ops.begin(), ops.end(), [](const auto& op) { return op->stream_op() && !op->done(); });
     lock.lock();
   }
 }
@@ -57,6 +63,7 @@ void CommunicatorImpl::watch_ops(const std::vector<std::shared_ptr<OpState>>& op
                                  std::map<std::int64_t, std::chrono::nanoseconds>& next_notice) {
   const auto now = Clock::now();
   for (const auto& op : ops) {
+    op->poll();
     if (op->timed_out(now)) {
       fail(op->timeout_status(), true);
       return;

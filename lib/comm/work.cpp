@@ -14,7 +14,10 @@ void Work::wait(const Stream& stream) const { op().wait(stream); }
 void Work::wait(const Stream& stream, std::string_view field) const { op().wait(stream, field); }
 void Work::wait(const Stream& stream, std::string_view field, ChunkId chunk) const { op().wait(stream, field, chunk); }
 void Work::synchronize(Deadline deadline) const { op().synchronize(deadline); }
-bool Work::done() const { return op().done(); }
+bool Work::done() const {
+  op().poll();
+  return op().done();
+}
 Status Work::status() const { return op().status(); }
 std::vector<std::string> Work::paths() const { return op().paths(); }
 std::vector<ChunkTiming> Work::chunks() const { return op().chunk_timings(); }

@@ -67,6 +67,23 @@ TEST_F(GpuSignal, WhatTheSetterWroteIsSeen) {
   }
 }
 
+TEST_F(GpuSignal, AMarkIsReachedWhenTheStreamGetsThere) {
+  const auto go = signal();
+  const Stream s = stream();
+  for (int i = 0; i < 100; ++i) {  // words are used again
+    const auto before = s.impl().leave_mark();
+    s.synchronize(soon());
+    EXPECT_TRUE(before->reached());
+  }
+  hold(s, go);
+  const auto after = s.impl().leave_mark();
+  EXPECT_FALSE(after->reached());
+  EXPECT_FALSE(s.impl().capturing());
+  go->set();
+  s.synchronize(soon());
+  EXPECT_TRUE(after->reached());
+}
+
 // With one hardware queue everything enqueued after the waits stands behind them; a store by the CPU does not. Run by
 // CMake once more with CUDA_DEVICE_MAX_CONNECTIONS=1.
 TEST_F(GpuSignal, AStoreReleasesStuckStreams) {

@@ -5,9 +5,12 @@
 
 #include <thread>
 
+#include "support/stream_transport.hpp"
+
 namespace tandem::testing {
 
 std::vector<std::exception_ptr> run_ranks(const ClusterOptions& o, const std::function<void(Communicator&)>& body) {
+  register_stream_transport();
   const auto store = HashStore::create(o.ranks);
   std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(o.ranks));
   std::vector<std::thread> threads;
@@ -36,6 +39,7 @@ std::vector<std::exception_ptr> run_ranks(const ClusterOptions& o, const std::fu
     });
   }
   for (std::thread& t : threads) t.join();
+  for (const std::string& violation : take_stream_violations()) ADD_FAILURE() << violation;
   return thrown;
 }
 

@@ -13,14 +13,26 @@
  * There are two kinds. A host-driven transport moves bytes when post is called and reports each transfer through its
  * completion function. A stream-ordered one (TANDEM_CAP_STREAM_ORDERED) enqueues: post takes a stream, the transfers
  * take part in the stream's order, nothing is reported to the host, and streams wait for arrivals by themselves (wait,
- * wait_sent), so that a whole operation can be captured in a graph and replayed. Its transfers carry flags:
+ * wait_sent), so that a whole operation can be captured in a graph and replayed.
  *
- *   A flag is a number below flag_limit, for each pair of sender and receiver; both sides of a transfer give the same.
- *   Transfers of one post may share one. It is reset when the receives that have it are posted, and raised when the
- *   bytes of the last send that has it are there. Waiting does not reset it, so any
- *   number of streams may wait. A lane (below lane_limit) is a set of flags with one order of use: the receives of an
- *   operation are posted on its lane before any of its waits, sends of the lane wait until the receiver has posted, and
- *   the next operation on the lane is posted only behind all readers of the last one's bytes.
+ *   A flag is a number below flag_limit that says that something from one peer is here: flag 3 from rank 1 and flag 3
+ *   from rank 2 are different ones. The receiver chooses it for a receive, and both sides of a transfer give the same.
+ *   It is reset when the receive is posted and raised when the bytes are there. Transfers that follow each other in a
+ *   post, to or from the same peer, may share one: it is raised after the last of them. Waiting does not reset it, so
+ *   any number of streams may wait.
+ *
+ *   A lane (below lane_limit) is a set of flags that are used by one operation after the other. Each operation begins
+ *   with one post (`begin`) on the lane, which has all its receives, or none: on its stream the flags of the receives
+ *   and the lane's `sent` words of all peers are reset, then the peers in it are told that this rank is ready. All
+ *   other posts of the operation have sends only. They are ordered behind the beginning, by their stream, and those of
+ *   a post with `first` wait for their receiver to have begun, and take that news back, so that the next operation's
+ *   wait anew. What the host promises in return: of one lane, a flag belongs to one receive of an operation; an
+ *   operation begins only behind all arrivals of the one before, and behind every reader of its bytes and every wait
+ *   for its flags; and every peer that has sends on a lane's operation has a matching receive there, and the reverse.
+ *
+ *   Nothing that a stream waits for may depend on later work of that stream, whatever queues streams share: a transport
+ *   waits for a receiver and copies on streams of its own, one for each peer, behind an event of the stream that post
+ *   was given.
  *
  * Rules. Structs begin with struct_size, set by whoever fills them, and only grow at the end; a reader looks at no
  * field beyond it. Sizes are 64-bit. No exception crosses the border. Function pointers may be null where "optional" is
@@ -85,7 +97,7 @@ typedef struct tandem_transfer {
   uint64_t tag;
   uint64_t remote_region; /* of a send, one-sided transports only: where it lands at the receiver */
   uint64_t remote_offset;
-  uint32_t flag; /* stream-ordered transports only */
+  uint32_t flag; /* stream-ordered transports only, as `stream`, `lane` and what follows there */
 } tandem_transfer;
 
 /* Called exactly once for each transfer of a post that returned ok, when its buffer is no longer used: from a thread of
@@ -96,11 +108,13 @@ typedef struct tandem_post_params {
   uint64_t struct_size;
   const tandem_transfer* transfers; /* copied before post returns; started in this order as far as peers allow */
   uint64_t count;
-  void* stream; /* a cudaStream_t; null unless STREAM_ORDERED */
+  void* stream; /* STREAM_ORDERED: a cudaStream_t, where 0 is the legacy default stream; else null */
   tandem_completion_fn on_complete; /* null if STREAM_ORDERED */
   void* user;
-  uint32_t lane; /* this and what follows: stream-ordered transports only */
+  uint32_t lane;
   uint32_t first; /* 1: the first sends of the lane's operation to each of their peers, which wait for the receiver */
+  uint32_t begin; /* 1: begins an operation on the lane: all its receives, count may be 0. 0: sends only */
+  uint32_t last;  /* 1: the last sends of the lane's operation to each of their peers: see sent */
 } tandem_post_params;
 
 typedef struct tandem_transport_context tandem_transport_context; /* the plugin's own */
@@ -130,9 +144,12 @@ typedef struct tandem_transport {
   tandem_status (*post)(tandem_transport_context* context, const tandem_post_params* params);
   /* Optional, only with NEEDS_PROGRESS: moves things on, up to timeout_us if there is nothing to do. */
   tandem_status (*progress)(tandem_transport_context* context, uint64_t timeout_us);
-  /* Fails everything pending and later with aborted. May be called from any thread, more than once. */
+  /* Fails everything pending and later with aborted. May be called from any thread, more than once. STREAM_ORDERED: it
+   * releases every stream that waits, by words that the CPU writes, for a device operation could stand in a hardware
+   * queue behind the wait that it should end; and no host memory is touched any more when it returns. */
   void (*abort)(tandem_transport_context* context, const char* reason);
-  /* Completes what is pending with aborted, joins threads, closes sockets, frees the context. No other call runs. */
+  /* Completes what is pending with aborted, joins threads, closes sockets, frees the context, and regions that were not
+   * released. When it returns no memory is touched any more. No other call runs. */
   void (*close)(tandem_transport_context* context);
 
   /* What follows may be missing (struct_size) unless the capability says otherwise. */
@@ -146,7 +163,8 @@ typedef struct tandem_transport {
   int32_t (*arrived)(tandem_transport_context* context, int32_t peer, uint32_t flag);
 
   /* ONE_SIDED: memory of this rank that peers can be given access to. Regions are numbered from 0 in the order of these
-   * calls, which must be the same on all ranks; sizes may differ. It is usable here at once. */
+   * calls, which must be the same on all ranks; sizes may differ, and may be 0. A call that fails takes a number, too,
+   * which it writes to *region. The memory is aligned to 256 bytes and usable here at once. */
   tandem_status (*allocate)(tandem_transport_context* context, uint64_t bytes, void** base, uint64_t* region);
   /* ONE_SIDED: an opaque blob about the region for the peers, like address(). */
   tandem_status (*describe)(tandem_transport_context* context, uint64_t region, void* out, uint64_t* bytes);
@@ -159,6 +177,11 @@ typedef struct tandem_transport {
 
   uint32_t flag_limit; /* STREAM_ORDERED */
   uint32_t lane_limit;
+
+  /* STREAM_ORDERED, optional: 1 if the buffers of everything that the lane's operation sends to `peer` have been read: a
+   * word for each lane and peer that the beginning resets, and that the transport raises after the sends of a post with
+   * `last`. Called like arrived. Without it a host thread takes sends for done when they are posted. */
+  int32_t (*sent)(tandem_transport_context* context, int32_t peer, uint32_t lane);
 } tandem_transport;
 
 typedef const tandem_transport* (*tandem_transport_query_fn)(void);

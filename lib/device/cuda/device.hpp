@@ -28,6 +28,7 @@ class CudaDevice final : public DeviceImpl, public std::enable_shared_from_this<
 
   DeviceKind kind() const noexcept override { return DeviceKind::cuda; }
   std::string describe() const override { return description_; }
+  int cuda_ordinal() const noexcept override { return context_.ordinal; }
   std::shared_ptr<StreamImpl> create_stream(const StreamOptions& options) override;
   std::shared_ptr<StreamImpl> wrap_stream(void* native, const std::string& name) override;
   std::shared_ptr<EventImpl> create_event() override;

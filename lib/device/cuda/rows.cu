@@ -6,7 +6,6 @@
 #include <string>
 
 #include "device/cuda/check.hpp"
-#include "device/cuda/native.hpp"
 #include "device/cuda/preload.hpp"
 #include "device/cuda/rows.hpp"
 
@@ -15,115 +14,170 @@ namespace {
 
 constexpr int block_threads = 256;
 constexpr std::int64_t most_blocks = 2048;  // more than any GPU runs at once; blocks stride over what is left
+constexpr std::size_t most_moves = 8;
 
-// The row of the strided side that packed row `packed` stands for: in the last run that begins at or before it.
-__device__ std::int64_t strided_row(const RowRuns& runs, std::int64_t packed) {
+// The last of `count` runs whose `key` is not above `value`; the first if there is none.
+template <std::int64_t RowRun::*key>
+__device__ const RowRun& run_of(const RowRun* runs, std::int64_t count, std::int64_t value) {
   std::int64_t low = 0;
-  for (std::int64_t high = runs.count; high - low > 1;) {
+  for (std::int64_t high = count; high - low > 1;) {
     const std::int64_t middle = low + (high - low) / 2;
-    if (runs.runs[middle].packed_row <= packed) {
+    if (runs[middle].*key <= value) {
       low = middle;
     } else {
       high = middle;
     }
   }
-  return runs.runs[low].row + (packed - runs.runs[low].packed_row);
+  return runs[low];
 }
 
 // threadIdx.x runs along a row, threadIdx.y over the rows of a block.
 template <class Body>
-__device__ void for_each_row(const RowRuns& runs, const Body& body) {
+__device__ void for_each_row(std::int64_t rows, const Body& body) {
   const std::int64_t step = std::int64_t{gridDim.x} * blockDim.y;
-  for (std::int64_t packed = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y; packed < runs.rows; packed += step) {
-    body(strided_row(runs, packed), packed);
-  }
+  for (std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y; row < rows; row += step) body(row);
 }
 
 struct MoveRows {
   RowRuns runs;
-  char* strided;
-  char* packed;
-  std::int64_t stride;
-  std::int64_t units;  // of a row, each sizeof(Unit)
+  RowMove moves[most_moves];
 };
 
-template <class Unit, bool to_packed>
-__global__ void __launch_bounds__(block_threads) move_rows(MoveRows m) {
-  for_each_row(m.runs, [&](std::int64_t row, std::int64_t packed) {
-    auto* const apart = reinterpret_cast<Unit*>(m.strided + row * m.stride);
-    auto* const dense = reinterpret_cast<Unit*>(m.packed) + packed * m.units;
-    const Unit* __restrict__ const from = to_packed ? apart : dense;
-    Unit* __restrict__ const to = to_packed ? dense : apart;
+template <class Unit>
+__global__ void __launch_bounds__(block_threads) move_units(MoveRows m) {
+  const RowMove& move = m.moves[blockIdx.y];
+  const auto units = static_cast<std::int64_t>(move.row_bytes / sizeof(Unit));
+  for_each_row(m.runs.rows, [&](std::int64_t row) {
+    const RowRun& run = run_of<&RowRun::begin>(m.runs.runs, m.runs.count, row);
+    const std::int64_t i = row - run.begin;
+    const Unit* __restrict__ const from = reinterpret_cast<const Unit*>(
+        static_cast<const char*>(move.from) + (run.from + i) * static_cast<std::int64_t>(move.from_stride));
+    Unit* __restrict__ const to =
+        reinterpret_cast<Unit*>(static_cast<char*>(move.to) + (run.to + i) * static_cast<std::int64_t>(move.to_stride));
 #pragma unroll 4
-    for (std::int64_t i = threadIdx.x; i < m.units; i += blockDim.x) to[i] = from[i];
+    for (std::int64_t u = threadIdx.x; u < units; u += blockDim.x) to[u] = from[u];
   });
 }
 
-// A bfloat16 is the upper half of a binary32.
-__device__ float low_bf16(unsigned bits) { return __uint_as_float(bits << 16); }
-__device__ float high_bf16(unsigned bits) { return __uint_as_float(bits & 0xFFFF0000U); }
-
-struct F32 {
-  static constexpr std::int64_t bytes = 4;
-  static __device__ float one(const char* at) { return *reinterpret_cast<const float*>(at); }
-  static __device__ float4 four(const char* at) { return *reinterpret_cast<const float4*>(at); }
+// `width` floats at a time, from and to memory of either type.
+template <int width>
+struct Floats {
+  float at[width];
 };
 
-struct Bf16 {
-  static constexpr std::int64_t bytes = 2;
-  static __device__ float one(const char* at) { return low_bf16(*reinterpret_cast<const unsigned short*>(at)); }
-  static __device__ float4 four(const char* at) {
-    const uint2 bits = *reinterpret_cast<const uint2*>(at);
-    return {low_bf16(bits.x), high_bf16(bits.x), low_bf16(bits.y), high_bf16(bits.y)};
+template <class Type, int width>
+__device__ Floats<width> load(const void* base, std::int64_t element) {
+  const char* const at = static_cast<const char*>(base) + element * static_cast<std::int64_t>(sizeof(Type));
+  Floats<width> out;
+  if constexpr (sizeof(Type) == 4 && width == 4) {
+    const float4 v = *reinterpret_cast<const float4*>(at);
+    out = {{v.x, v.y, v.z, v.w}};
+  } else if constexpr (sizeof(Type) == 4) {
+    out.at[0] = *reinterpret_cast<const float*>(at);
+  } else if constexpr (width == 4) {
+    // A bfloat16 is the upper half of a binary32.
+    const uint2 v = *reinterpret_cast<const uint2*>(at);
+    out = {{__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xFFFF0000U), __uint_as_float(v.y << 16),
+            __uint_as_float(v.y & 0xFFFF0000U)}};
+  } else {
+    out.at[0] = __uint_as_float(static_cast<unsigned>(*reinterpret_cast<const unsigned short*>(at)) << 16);
   }
-};
+  return out;
+}
 
-struct AddRows {
+// As bf16_from_float of the host: to nearest, ties to even, a NaN becomes a quiet one of the same sign.
+__device__ unsigned rounded(float value) {
+  const unsigned bits = __float_as_uint(value);
+  if ((bits & 0x7FFFFFFFU) > 0x7F800000U) return (bits >> 16) | 0x40U;
+  return (bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16;
+}
+
+template <class Type, int width>
+__device__ void store(void* base, std::int64_t element, const Floats<width>& v) {
+  char* const at = static_cast<char*>(base) + element * static_cast<std::int64_t>(sizeof(Type));
+  if constexpr (sizeof(Type) == 4 && width == 4) {
+    *reinterpret_cast<float4*>(at) = {v.at[0], v.at[1], v.at[2], v.at[3]};
+  } else if constexpr (sizeof(Type) == 4) {
+    *reinterpret_cast<float*>(at) = v.at[0];
+  } else if constexpr (width == 4) {
+    *reinterpret_cast<uint2*>(at) = {rounded(v.at[0]) | (rounded(v.at[1]) << 16),
+                                     rounded(v.at[2]) | (rounded(v.at[3]) << 16)};
+  } else {
+    *reinterpret_cast<unsigned short*>(at) = static_cast<unsigned short>(rounded(v.at[0]));
+  }
+}
+
+template <int width>
+__device__ void add(Floats<width>& sum, const Floats<width>& v) {
+#pragma unroll
+  for (int i = 0; i < width; ++i) sum.at[i] = __fadd_rn(sum.at[i], v.at[i]);
+}
+
+struct RoundRows {
   RowRuns runs;
-  char* accumulator;
-  const char* packed;
-  std::int64_t stride;
-  std::int64_t elements;
+  RowRounding rounding;
 };
 
-template <class Addend, int width>
-__global__ void __launch_bounds__(block_threads) add_packed_rows(AddRows a) {
-  for_each_row(a.runs, [&](std::int64_t row, std::int64_t packed) {
-    auto* const sum = reinterpret_cast<float*>(a.accumulator + row * a.stride);
-    const char* const from = a.packed + packed * a.elements * Addend::bytes;
-#pragma unroll 4
-    for (std::int64_t i = threadIdx.x * width; i < a.elements; i += blockDim.x * width) {
-      if constexpr (width == 4) {
-        auto* const four = reinterpret_cast<float4*>(sum + i);
-        const float4 x = Addend::four(from + i * Addend::bytes);
-        float4 s = *four;
-        s.x += x.x;
-        s.y += x.y;
-        s.z += x.z;
-        s.w += x.w;
-        *four = s;
-      } else {
-        sum[i] += Addend::one(from + i * Addend::bytes);
-      }
+template <int width>
+__global__ void __launch_bounds__(block_threads) round_to_bf16(RoundRows m) {
+  const RowRounding& r = m.rounding;
+  for_each_row(m.runs.rows, [&](std::int64_t row) {
+    const RowRun& run = run_of<&RowRun::begin>(m.runs.runs, m.runs.count, row);
+    const std::int64_t i = row - run.begin;
+    const char* const from =
+        reinterpret_cast<const char*>(r.from) + (run.from + i) * static_cast<std::int64_t>(r.from_stride);
+    unsigned short* const to = reinterpret_cast<unsigned short*>(r.to) + (run.to + i) * r.elements;
+    for (std::int64_t e = std::int64_t{threadIdx.x} * width; e < r.elements; e += std::int64_t{blockDim.x} * width) {
+      store<unsigned short, width>(to, e, load<float, width>(from, e));
     }
   });
 }
 
+template <class Wire, class Result, int width>
+__global__ void __launch_bounds__(block_threads) sum_contributions(RowSum s) {
+  for_each_row(s.rows, [&](std::int64_t i) {
+    const std::int64_t row = s.first_row + i;
+    char* const to = static_cast<char*>(s.result) + row * static_cast<std::int64_t>(s.result_stride);
+    for (std::int64_t e = std::int64_t{threadIdx.x} * width; e < s.elements; e += std::int64_t{blockDim.x} * width) {
+      Floats<width> sum{};
+      for (std::int64_t a = 0; a < s.addend_count; ++a) {
+        const RowAddend& addend = s.addends[a];
+        if (addend.runs == 0) continue;
+        const RowRun& run = run_of<&RowRun::to>(s.runs + addend.first_run, addend.runs, row);
+        if (row < run.to || row >= run.to + run.rows) continue;
+        add(sum, load<Wire, width>(static_cast<const char*>(s.staging) + addend.offset,
+                                   (run.from + row - run.to) * s.elements + e));
+      }
+      if (s.own_runs.count > 0) {
+        const RowRun& run = run_of<&RowRun::to>(s.own_runs.runs, s.own_runs.count, row);
+        if (row >= run.to && row < run.to + run.rows) {
+          const char* const own = reinterpret_cast<const char*>(s.own) +
+                                  (run.from + row - run.to) * static_cast<std::int64_t>(s.own_stride);
+          add(sum, load<float, width>(own, e));
+        }
+      }
+      store<Result, width>(to, e, sum);
+    }
+  });
+}
+
+using Half = unsigned short;
+
 const bool registered =
-    register_kernel(move_rows<uint4, true>) && register_kernel(move_rows<uint4, false>) &&
-    register_kernel(move_rows<uint2, true>) && register_kernel(move_rows<uint2, false>) &&
-    register_kernel(move_rows<unsigned, true>) && register_kernel(move_rows<unsigned, false>) &&
-    register_kernel(move_rows<unsigned short, true>) && register_kernel(move_rows<unsigned short, false>) &&
-    register_kernel(move_rows<unsigned char, true>) && register_kernel(move_rows<unsigned char, false>) &&
-    register_kernel(add_packed_rows<F32, 4>) && register_kernel(add_packed_rows<F32, 1>) &&
-    register_kernel(add_packed_rows<Bf16, 4>) && register_kernel(add_packed_rows<Bf16, 1>);
+    register_kernel(move_units<uint4>) && register_kernel(move_units<uint2>) && register_kernel(move_units<unsigned>) &&
+    register_kernel(move_units<unsigned short>) && register_kernel(move_units<unsigned char>) &&
+    register_kernel(round_to_bf16<4>) && register_kernel(round_to_bf16<1>) &&
+    register_kernel(sum_contributions<float, float, 4>) && register_kernel(sum_contributions<float, float, 1>) &&
+    register_kernel(sum_contributions<float, Half, 4>) && register_kernel(sum_contributions<float, Half, 1>) &&
+    register_kernel(sum_contributions<Half, float, 4>) && register_kernel(sum_contributions<Half, float, 1>) &&
+    register_kernel(sum_contributions<Half, Half, 4>) && register_kernel(sum_contributions<Half, Half, 1>);
 
 std::uint64_t bits_of(const void* address) { return reinterpret_cast<std::uintptr_t>(address); }
 
 // `units` is how many accesses a row takes. Short rows share a warp, long ones get a block.
 template <class Argument>
 void launch(const NativeStream& stream, void (*kernel)(Argument), Argument argument, std::int64_t rows,
-            std::int64_t units) {
+            std::int64_t units, unsigned layers = 1) {
   std::int64_t along = 32;
   if (units < 32) along = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(units)));
   if (units >= 4 * block_threads) along = block_threads;
@@ -131,67 +185,85 @@ void launch(const NativeStream& stream, void (*kernel)(Argument), Argument argum
   const std::int64_t blocks = std::min((rows + across - 1) / across, most_blocks);
   void* arguments[] = {&argument};
   check(
-      cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(blocks)),
+      cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(blocks), layers),
                        dim3(static_cast<unsigned>(along), static_cast<unsigned>(across)), arguments, 0, stream.handle),
       "cudaLaunchKernel", stream.context.ordinal);
 }
 
-template <bool to_packed>
-void move(const Stream& on, const RowRuns& runs, const void* strided, std::size_t stride, const void* packed,
-          std::size_t row_bytes) {
-  const NativeStream stream = native_stream(on);
-  if (runs.rows == 0 || row_bytes == 0) return;
-  const DeviceGuard guard(stream.context);
-  // The largest power of two that divides all of them, up to 16.
-  const std::uint64_t aligned = bits_of(strided) | stride | bits_of(packed) | row_bytes | 16;
-  const auto unit = static_cast<std::int64_t>(aligned & (~aligned + 1));
-  const MoveRows m{runs, static_cast<char*>(const_cast<void*>(strided)), static_cast<char*>(const_cast<void*>(packed)),
-                   static_cast<std::int64_t>(stride), static_cast<std::int64_t>(row_bytes) / unit};
-  void (*kernel)(MoveRows) = move_rows<unsigned char, to_packed>;
-  if (unit == 2) kernel = move_rows<unsigned short, to_packed>;
-  if (unit == 4) kernel = move_rows<unsigned, to_packed>;
-  if (unit == 8) kernel = move_rows<uint2, to_packed>;
-  if (unit == 16) kernel = move_rows<uint4, to_packed>;
-  launch(stream, kernel, m, runs.rows, m.units);
+void check_aligned(const char* what, std::uint64_t bits, std::uint64_t size) {
+  if (bits % size == 0) return;
+  throw Error(ErrorCode::invalid_argument,
+              std::string(what) + ": an address or stride is not a multiple of its element's size");
 }
 
-template <class Addend>
-void add(const Stream& on, const AddRows& a) {
-  const NativeStream stream = native_stream(on);
-  if (a.runs.rows == 0 || a.elements == 0) return;
-  const std::uint64_t sums = bits_of(a.accumulator) | static_cast<std::uint64_t>(a.stride);
-  if (sums % 4 != 0 || bits_of(a.packed) % Addend::bytes != 0) {
-    throw Error(ErrorCode::invalid_argument, "add_rows: an address or stride is not a multiple of its element's size");
-  }
-  const DeviceGuard guard(stream.context);
-  const bool wide = sums % 16 == 0 && bits_of(a.packed) % (4 * Addend::bytes) == 0 && a.elements % 4 == 0;
-  launch(stream, wide ? add_packed_rows<Addend, 4> : add_packed_rows<Addend, 1>, a, a.runs.rows,
-         wide ? a.elements / 4 : a.elements);
+std::uint64_t bytes_of(const char* what, DType type) {
+  if (type == DType::f32) return 4;
+  if (type == DType::bf16) return 2;
+  throw Error(ErrorCode::invalid_argument, std::string(what) + ": rows of " + to_string(type) + " cannot be added");
 }
 
 }  // namespace
 
-void pack_rows(const Stream& stream, const RowRuns& runs, const void* source, std::size_t source_stride, void* packed,
-               std::size_t row_bytes) {
-  move<true>(stream, runs, source, source_stride, packed, row_bytes);
-}
-
-void place_rows(const Stream& stream, const RowRuns& runs, const void* packed, void* destination,
-                std::size_t destination_stride, std::size_t row_bytes) {
-  move<false>(stream, runs, destination, destination_stride, packed, row_bytes);
-}
-
-void add_rows(const Stream& stream, const RowRuns& runs, const void* packed, DType type, float* accumulator,
-              std::size_t accumulator_stride, std::int64_t row_elements) {
-  const AddRows a{runs, reinterpret_cast<char*>(accumulator), static_cast<const char*>(packed),
-                  static_cast<std::int64_t>(accumulator_stride), row_elements};
-  if (type == DType::f32) {
-    add<F32>(stream, a);
-  } else if (type == DType::bf16) {
-    add<Bf16>(stream, a);
-  } else {
-    throw Error(ErrorCode::invalid_argument, std::string("add_rows: rows of ") + to_string(type) + " cannot be added");
+void move_rows(const NativeStream& stream, const RowRuns& runs, std::span<const RowMove> moves) {
+  if (runs.rows == 0) return;
+  const DeviceGuard guard(stream.context);
+  for (std::size_t first = 0; first < moves.size(); first += most_moves) {
+    MoveRows m{runs, {}};
+    const std::size_t count = std::min(most_moves, moves.size() - first);
+    std::uint64_t bits = 16;
+    std::size_t longest = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const RowMove& move = m.moves[i] = moves[first + i];
+      bits |= bits_of(move.from) | move.from_stride | bits_of(move.to) | move.to_stride | move.row_bytes;
+      longest = std::max(longest, move.row_bytes);
+    }
+    if (longest == 0) continue;
+    // The largest power of two that divides all of them, up to 16.
+    const std::uint64_t unit = bits & (~bits + 1);
+    void (*kernel)(MoveRows) = move_units<unsigned char>;
+    if (unit == 2) kernel = move_units<unsigned short>;
+    if (unit == 4) kernel = move_units<unsigned>;
+    if (unit == 8) kernel = move_units<uint2>;
+    if (unit == 16) kernel = move_units<uint4>;
+    launch(stream, kernel, m, runs.rows, static_cast<std::int64_t>(longest / unit), static_cast<unsigned>(count));
   }
+}
+
+void round_rows(const NativeStream& stream, const RowRuns& runs, const RowRounding& rounding) {
+  if (runs.rows == 0 || rounding.elements == 0) return;
+  const std::uint64_t from = bits_of(rounding.from) | rounding.from_stride;
+  check_aligned("round_rows", from, 4);
+  check_aligned("round_rows", bits_of(rounding.to), 2);
+  const DeviceGuard guard(stream.context);
+  const bool wide = from % 16 == 0 && bits_of(rounding.to) % 8 == 0 && rounding.elements % 4 == 0;
+  launch(stream, wide ? round_to_bf16<4> : round_to_bf16<1>, RoundRows{runs, rounding}, runs.rows,
+         wide ? rounding.elements / 4 : rounding.elements);
+}
+
+void sum_rows(const NativeStream& stream, const RowSum& sum) {
+  const std::uint64_t wire = bytes_of("sum_rows", sum.wire);
+  const std::uint64_t result = bytes_of("sum_rows", sum.result_type);
+  if (sum.rows == 0 || sum.elements == 0) return;
+  const std::uint64_t own_bits = bits_of(sum.own) | sum.own_stride;
+  const std::uint64_t result_bits = bits_of(sum.result) | sum.result_stride;
+  check_aligned("sum_rows", own_bits, 4);
+  check_aligned("sum_rows", result_bits, result);
+  check_aligned("sum_rows", bits_of(sum.staging), wire);
+  const DeviceGuard guard(stream.context);
+  // Offsets of addends are multiples of 256.
+  const bool wide =
+      own_bits % 16 == 0 && result_bits % (4 * result) == 0 && bits_of(sum.staging) % 16 == 0 && sum.elements % 4 == 0;
+  void (*kernel)(RowSum) = nullptr;
+  if (sum.wire == DType::f32) {
+    kernel = sum.result_type == DType::f32
+                 ? (wide ? sum_contributions<float, float, 4> : sum_contributions<float, float, 1>)
+                 : (wide ? sum_contributions<float, Half, 4> : sum_contributions<float, Half, 1>);
+  } else {
+    kernel = sum.result_type == DType::f32
+                 ? (wide ? sum_contributions<Half, float, 4> : sum_contributions<Half, float, 1>)
+                 : (wide ? sum_contributions<Half, Half, 4> : sum_contributions<Half, Half, 1>);
+  }
+  launch(stream, kernel, sum, sum.rows, wide ? sum.elements / 4 : sum.elements);
 }
 
 }  // namespace tandem::detail::cuda

@@ -68,4 +68,12 @@ void CudaSignal::set() noexcept {
   flag_.set();
 }
 
+CudaMark::~CudaMark() {
+  if (reached()) SignalWords::instance().give(word_);
+}
+
+bool CudaMark::reached() const noexcept {
+  return static_cast<std::int32_t>(word_.value->load(std::memory_order_acquire) - word_.target) >= 0;
+}
+
 }  // namespace tandem::detail::cuda

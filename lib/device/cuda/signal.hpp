@@ -74,4 +74,20 @@ class CudaSignal final : public SignalImpl {
   HostFlag flag_;  // for waiters on the host
 };
 
+/// A word that a stream writes when it gets there.
+class CudaMark final : public MarkImpl {
+ public:
+  explicit CudaMark(const Context& context) : word_(SignalWords::instance().take(context)) {}
+  /// The word of a mark that was not reached is given up: the stream still writes it.
+  ~CudaMark() override;
+  CudaMark(const CudaMark&) = delete;
+  CudaMark& operator=(const CudaMark&) = delete;
+
+  bool reached() const noexcept override;
+  const SignalWord& word() const noexcept { return word_; }
+
+ private:
+  const SignalWord word_;
+};
+
 }  // namespace tandem::detail::cuda

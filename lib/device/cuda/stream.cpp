@@ -11,14 +11,29 @@
 #include "device/cuda/driver.hpp"
 #include "device/cuda/native.hpp"
 #include "device/cuda/poll.hpp"
+#include "device/cuda/rows.hpp"
 #include "device/cuda/signal.hpp"
 #include "tandem/trace.hpp"
 
 namespace tandem::detail::cuda {
 
+namespace {
+
+std::uint64_t id_of(cudaStream_t stream, int ordinal) {
+  unsigned long long id = 0;
+  check(cudaStreamGetId(stream, &id), "cudaStreamGetId", ordinal);
+  return id;
+}
+
+}  // namespace
+
 CudaStream::CudaStream(std::shared_ptr<CudaDevice> device, cudaStream_t stream, bool owned,
                        std::shared_ptr<TaskOwner> owner)
-    : device_(std::move(device)), stream_(stream), owned_(owned), owner_(std::move(owner)) {
+    : device_(std::move(device)),
+      stream_(stream),
+      owned_(owned),
+      owner_(std::move(owner)),
+      id_(id_of(stream, device_->context().ordinal)) {
   device_->add_stream(this);
 }
 
@@ -110,6 +125,41 @@ void CudaStream::run(std::function<void()> task) {
   const DeviceGuard guard(context());
   reap();
   launch(std::move(task));
+}
+
+std::shared_ptr<const MarkImpl> CudaStream::leave_mark() {
+  if (capturing()) {
+    throw Error(ErrorCode::invalid_usage, fmt::format("stream '{}' cannot leave a mark while captured", name()));
+  }
+  const DeviceGuard guard(context());
+  reap();
+  auto mark = std::make_shared<CudaMark>(context());
+  const SignalWord& word = mark->word();
+  check(driver().cuStreamWriteValue32(stream_, reinterpret_cast<std::uintptr_t>(word.value), word.target,
+                                      CU_STREAM_WRITE_VALUE_DEFAULT),
+        "cuStreamWriteValue32", context().ordinal);
+  return mark;
+}
+
+bool CudaStream::capturing() const {
+  const DeviceGuard guard(context());
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream_, &status), "cudaStreamIsCapturing", context().ordinal);
+  return status != cudaStreamCaptureStatusNone;
+}
+
+void CudaStream::move_rows(const RowRuns& runs, std::span<const RowMove> moves,
+                           const std::shared_ptr<const void>& /*keep*/) {
+  cuda::move_rows({stream_, context()}, runs, moves);
+}
+
+void CudaStream::round_rows(const RowRuns& runs, const RowRounding& rounding,
+                            const std::shared_ptr<const void>& /*keep*/) {
+  cuda::round_rows({stream_, context()}, runs, rounding);
+}
+
+void CudaStream::sum_rows(const RowSum& sum, const std::shared_ptr<const void>& /*keep*/) {
+  cuda::sum_rows({stream_, context()}, sum);
 }
 
 void CudaStream::launch(std::function<void()> task) {

@@ -25,6 +25,7 @@ class CudaStream final : public StreamImpl {
   DeviceImpl& device() const override;
   std::shared_ptr<DeviceImpl> device_handle() const override;
   const std::string& name() const override { return owner_->stream; }
+  std::uint64_t id() const noexcept override { return id_; }
   void wait(EventImpl& event) override;
   void record(EventImpl& event) override;
   /// Costs one stream memory operation. With `on_wait` there are two host functions more, which hold the stream up for
@@ -32,6 +33,11 @@ class CudaStream final : public StreamImpl {
   void wait(std::shared_ptr<const SignalImpl> signal, std::function<void(std::int64_t, std::int64_t)> on_wait) override;
   void copy(void* destination, const void* source, std::size_t bytes) override;
   void run(std::function<void()> task) override;
+  std::shared_ptr<const MarkImpl> leave_mark() override;
+  bool capturing() const override;
+  void move_rows(const RowRuns& runs, std::span<const RowMove> moves, const std::shared_ptr<const void>& keep) override;
+  void round_rows(const RowRuns& runs, const RowRounding& rounding, const std::shared_ptr<const void>& keep) override;
+  void sum_rows(const RowSum& sum, const std::shared_ptr<const void>& keep) override;
   void synchronize(Deadline deadline) override;
   bool idle() const override;
   void* native() const noexcept override { return stream_; }
@@ -49,6 +55,7 @@ class CudaStream final : public StreamImpl {
   const cudaStream_t stream_;
   const bool owned_;
   const std::shared_ptr<TaskOwner> owner_;
+  const std::uint64_t id_;
 };
 
 }  // namespace tandem::detail::cuda

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <sys/sysinfo.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -111,6 +112,11 @@ void HostDevice::synchronize(Deadline deadline) {
   failure_->throw_if_failed();
 }
 
+std::uint64_t HostStream::next_id() noexcept {
+  static std::atomic<std::uint64_t> last{0};
+  return ++last;
+}
+
 void HostStream::wait(EventImpl& event) {
   const auto* host_event = dynamic_cast<const HostEvent*>(&event);
   if (host_event == nullptr) {
@@ -151,6 +157,16 @@ void HostStream::copy(void* destination, const void* source, std::size_t bytes) 
 void HostStream::run(std::function<void()> task) {
   if (!task) throw Error(ErrorCode::invalid_argument, "stream '" + name() + "' was given an empty task");
   push(std::move(task));
+}
+
+std::shared_ptr<const MarkImpl> HostStream::leave_mark() {
+  struct Mark final : MarkImpl {
+    std::atomic<bool> set{false};
+    bool reached() const noexcept override { return set.load(std::memory_order_acquire); }
+  };
+  auto mark = std::make_shared<Mark>();
+  push([mark] { mark->set.store(true, std::memory_order_release); });
+  return mark;
 }
 
 void HostStream::synchronize(Deadline deadline) {

@@ -51,21 +51,28 @@ class HostStream final : public StreamImpl {
   DeviceImpl& device() const override { return *device_; }
   std::shared_ptr<DeviceImpl> device_handle() const override { return device_; }
   const std::string& name() const override { return state_->name; }
+  std::uint64_t id() const noexcept override { return id_; }
   void wait(EventImpl& event) override;
   void record(EventImpl& event) override;
   void wait(std::shared_ptr<const SignalImpl> signal, std::function<void(std::int64_t, std::int64_t)> on_wait) override;
   void copy(void* destination, const void* source, std::size_t bytes) override;
   void run(std::function<void()> task) override;
+  std::shared_ptr<const MarkImpl> leave_mark() override;
+  void move_rows(const RowRuns& runs, std::span<const RowMove> moves, const std::shared_ptr<const void>& keep) override;
+  void round_rows(const RowRuns& runs, const RowRounding& rounding, const std::shared_ptr<const void>& keep) override;
+  void sum_rows(const RowSum& sum, const std::shared_ptr<const void>& keep) override;
   void synchronize(Deadline deadline) override;
   bool idle() const override;
 
  private:
+  static std::uint64_t next_id() noexcept;
   void push(std::function<void()> task) { queue_->core().push(state_, std::move(task)); }
 
   // In this order: the queue goes before the device that may own it.
   std::shared_ptr<HostDevice> device_;
   std::shared_ptr<HostQueue> queue_;
   std::shared_ptr<StreamState> state_;
+  const std::uint64_t id_ = next_id();
 };
 
 }  // namespace tandem::detail

@@ -188,7 +188,7 @@ TEST_P(Failure, SynchronizeTimesOutAndLeavesTheOperationInFlight) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Paths, Failure, ::testing::Values("loopback", "tcp"),
+INSTANTIATE_TEST_SUITE_P(Paths, Failure, ::testing::Values("loopback", "tcp", "stream"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

@@ -72,7 +72,7 @@ class Gather : public ::testing::TestWithParam<Case> {
     o.ranks = ranks;
     o.transport = GetParam().transport;
     o.queues = GetParam().queues;
-    if (o.transport == "loopback")
+    if (o.transport != "tcp")
       o.transport_options = {{"delay_us", "300"}, {"seed", std::to_string(testing::test_seed())}};
     return o;
   }
@@ -150,7 +150,9 @@ TEST_P(Gather, LandsInTheCallersMemoryAndTakesStridedSources) {
         apart[static_cast<std::size_t>(i * 8 + c)] = dense.kv.data_as<float>()[i * wide + c];
     }
     const Tensor kv = Tensor::from_raw(apart.data(), DType::f32, {plan.rows(), wide}, {8, 1});
-    const Tensor to = Tensor::allocate(comm.device(), DType::f32, {plan.landed_rows(), wide});
+    constexpr std::size_t offset = 1024;  // the same on all ranks
+    const std::size_t bytes = static_cast<std::size_t>(plan.landed_rows() * wide) * sizeof(float);
+    const Tensor to = Tensor::view(comm.allocate(offset + bytes), offset, DType::f32, {plan.landed_rows(), wide});
     poison(to);
     const std::vector<GatherField> fields{{"index_k", dense.index_k, {}}, {"kv", kv, to}};
     const Work work = comm.gather(plan, fields, stream);
@@ -174,6 +176,7 @@ TEST_P(Gather, RecordsASpanForEveryTransferAndWait) {
     const Work work = comm.gather(plan, fields, stream);
     work.wait(stream);
     stream.synchronize(soon());
+    work.synchronize(soon());
     std::set<std::string> expected, names;
     std::uint64_t bytes = 0;
     for (const ChunkTransfer& a : plan.arrivals()) {
@@ -196,7 +199,8 @@ TEST_P(Gather, RecordsASpanForEveryTransferAndWait) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Paths, Gather,
-                         ::testing::Values(Case{"loopback", 0}, Case{"loopback", 1}, Case{"tcp", 0}, Case{"tcp", 1}),
+                         ::testing::Values(Case{"loopback", 0}, Case{"loopback", 1}, Case{"tcp", 0}, Case{"tcp", 1},
+                                           Case{"stream", 0}, Case{"stream", 1}),
                          [](const auto& info) {
                            return std::string(info.param.transport) + (info.param.queues == 0 ? "_free" : "_one_queue");
                          });

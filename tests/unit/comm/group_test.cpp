@@ -275,7 +275,7 @@ TEST(Clock, OffsetBetweenThreadsOfAProcessIsWithinARoundTrip) {
   std::vector<std::unique_ptr<detail::Endpoint>> endpoints;
   for (int r = 0; r < 2; ++r) {
     endpoints.push_back(std::make_unique<detail::Endpoint>(transport, r, 2, group, std::map<std::string, std::string>{},
-                                                           [](int, const std::string&) {}));
+                                                           -1, [](int, const std::string&) {}));
   }
   std::vector<std::string> addresses{endpoints[0]->address(), endpoints[1]->address()};
   std::thread zero([&] {

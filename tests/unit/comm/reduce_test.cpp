@@ -42,7 +42,7 @@ class Reduce : public ::testing::TestWithParam<Case> {
     o.ranks = ranks;
     o.transport = GetParam().transport;
     o.queues = GetParam().queues;
-    if (o.transport == "loopback")
+    if (o.transport != "tcp")
       o.transport_options = {{"delay_us", "300"}, {"seed", std::to_string(testing::test_seed() + seed)}};
     return o;
   }
@@ -178,7 +178,8 @@ TEST_P(Reduce, Bf16OnTheWireIsRoundedOnceAndAddedInFp32) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Paths, Reduce,
-                         ::testing::Values(Case{"loopback", 0}, Case{"loopback", 1}, Case{"tcp", 0}, Case{"tcp", 1}),
+                         ::testing::Values(Case{"loopback", 0}, Case{"loopback", 1}, Case{"tcp", 0}, Case{"tcp", 1},
+                                           Case{"stream", 0}, Case{"stream", 1}),
                          [](const auto& info) {
                            return std::string(info.param.transport) + (info.param.queues == 0 ? "_free" : "_one_queue");
                          });
