@@ -51,15 +51,24 @@ Communicator Communicator::create(const CommunicatorOptions& given) {
   CommunicatorOptions options = given;
   const Env env = Env::read();
   const bool chosen = options.transport.empty();
-  if (chosen) options.transport = env.transport.value_or("tcp");
+  const bool on_gpu = options.device.kind() == DeviceKind::cuda;
+  if (chosen) options.transport = env.transport.value_or(on_gpu ? "cuda_p2p" : "tcp");
   if (options.transport == "tcp" && env.interface) options.transport_options.try_emplace("interface", *env.interface);
-  detail::find_transport(options.transport);
+  const tandem_transport& transport = detail::find_transport(options.transport);
+  const bool streamed = (transport.capabilities & TANDEM_CAP_STREAM_ORDERED) != 0;
+  if (on_gpu && !streamed) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("transport {} moves memory of the host, and this rank's is that of {}", options.transport,
+                            options.device.describe()),
+                options.rank);
+  }
   detail::Group group;
   group.rank = options.rank;
   group.job_ranks.resize(static_cast<std::size_t>(options.size));
   std::iota(group.job_ranks.begin(), group.job_ranks.end(), 0);
   const char* reason = !chosen         ? "asked for by the caller"
                        : env.transport ? "asked for by TANDEM_TRANSPORT"
+                       : on_gpu        ? "the default for ranks on GPUs of one host"
                                        : "the default for ranks on the host device";
   std::shared_ptr<Store> store = options.store;
   auto impl =

@@ -11,6 +11,9 @@
 extern "C" {
 const tandem_transport* tandem_transport_query_v0_loopback(void);
 const tandem_transport* tandem_transport_query_v0_tcp(void);
+#ifdef TANDEM_WITH_CUDA
+const tandem_transport* tandem_transport_query_v0_cuda_p2p(void);
+#endif
 }
 
 namespace tandem::detail {
@@ -35,7 +38,13 @@ void add_transport(const tandem_transport& transport) {
 }
 
 std::vector<const tandem_transport*> static_transports() {
-  return {tandem_transport_query_v0_tcp(), tandem_transport_query_v0_loopback()};
+  return {
+      tandem_transport_query_v0_tcp(),
+      tandem_transport_query_v0_loopback(),
+#ifdef TANDEM_WITH_CUDA
+      tandem_transport_query_v0_cuda_p2p(),
+#endif
+  };
 }
 
 const tandem_transport& find_transport(std::string_view name) {

@@ -67,7 +67,7 @@ Board::~Board() {
 }
 
 void Board::raise_all() const noexcept {
-  for (std::size_t i = 0; i < bytes_ / line; ++i) word(i).store(1, std::memory_order_release);
+  for (std::size_t i = 0; i < bytes_ / line; ++i) word(0, i).store(1, std::memory_order_release);
 }
 
 void Board::swap(Board& other) noexcept {

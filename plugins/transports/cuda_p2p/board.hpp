@@ -17,6 +17,7 @@ namespace tandem::cuda_p2p {
 /// - ready(r, l): rank r has posted its receives of lane l. Rank r's stream raises it, the owner's push stream resets
 /// it
 ///   when it has passed.
+/// - sent(r, l): the sends to rank r of lane l have been read. Only the host looks at it.
 /// Values are 0 and 1 and nothing else, so that a captured graph can be replayed. They live with the host and not on a
 /// GPU because a plain store must be able to release a stream: with CUDA_DEVICE_MAX_CONNECTIONS=1 any device operation
 /// may stand behind the very wait that it should end. A line each, as in SignalWords.
@@ -45,20 +46,20 @@ class Board {
   std::uint64_t bytes() const noexcept { return bytes_; }
 
   using Word = std::atomic<std::uint32_t>;
-  Word& arrival(int sender, std::uint32_t flag) const noexcept {
-    return word(static_cast<std::size_t>(sender) * (flags + lanes) + flag);
-  }
-  Word& ready(int receiver, std::uint32_t lane) const noexcept {
-    return word(static_cast<std::size_t>(receiver) * (flags + lanes) + flags + lane);
-  }
+  Word& arrival(int sender, std::uint32_t flag) const noexcept { return word(sender, flag); }
+  Word& ready(int receiver, std::uint32_t lane) const noexcept { return word(receiver, flags + lane); }
+  Word& sent(int receiver, std::uint32_t lane) const noexcept { return word(receiver, flags + lanes + lane); }
   /// Raises everything: whoever waits here is released.
   void raise_all() const noexcept;
 
  private:
   static constexpr std::size_t line = 64;
-  static std::size_t size_for(int ranks) { return static_cast<std::size_t>(ranks) * (flags + lanes) * line; }
+  static constexpr std::size_t words_per_rank = flags + 2 * lanes;
+  static std::size_t size_for(int ranks) { return static_cast<std::size_t>(ranks) * words_per_rank * line; }
   static Board map(Fd fd, std::size_t bytes, const detail::cuda::Context& context);
-  Word& word(std::size_t index) const noexcept { return *reinterpret_cast<Word*>(memory_ + index * line); }
+  Word& word(int rank, std::size_t index) const noexcept {
+    return *reinterpret_cast<Word*>(memory_ + (static_cast<std::size_t>(rank) * words_per_rank + index) * line);
+  }
   void swap(Board& other) noexcept;
 
   Fd fd_;

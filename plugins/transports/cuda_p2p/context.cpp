@@ -118,15 +118,15 @@ void Context::reach_peers() {
 
 tandem_status Context::connect_test(int p) const { return peer(p).status.load(std::memory_order_acquire); }
 
-void Context::post(std::span<const tandem_transfer> transfers, cudaStream_t stream, std::uint32_t lane, bool first) {
+void Context::post(std::span<const tandem_transfer> transfers, cudaStream_t stream, const LaneUse& use) {
   if (aborted_) throw Error(ErrorCode::aborted, "the transport was aborted");
   const detail::cuda::DeviceGuard guard(cuda_);
-  receive(transfers, stream, lane);
-  send(transfers, stream, lane, first);
+  if (use.begin) begin(transfers, stream, use.lane);
+  send(transfers, stream, use);
 }
 
 /// Behind everything that `stream` did so far, which includes the last reader of what landed there before.
-void Context::receive(std::span<const tandem_transfer> transfers, cudaStream_t stream, std::uint32_t lane) {
+void Context::begin(std::span<const tandem_transfer> transfers, cudaStream_t stream, std::uint32_t lane) {
   std::vector<const Board::Word*> reset, raise;
   std::set<int> senders;
   for (const tandem_transfer& t : transfers) {
@@ -135,25 +135,27 @@ void Context::receive(std::span<const tandem_transfer> transfers, cudaStream_t s
     if (reset.empty() || reset.back() != word) reset.push_back(word);
     senders.insert(t.peer);
   }
+  for (int p = 0; p < self_.size; ++p) {
+    if (p != self_.rank) reset.push_back(&board_.sent(p, lane));
+  }
   for (const int p : senders) raise.push_back(&peer(p).board.ready(self_.rank, lane));
   reset_then_raise(stream, reset, raise, cuda_.ordinal);
 }
 
-void Context::send(std::span<const tandem_transfer> transfers, cudaStream_t stream, std::uint32_t lane, bool first) {
+void Context::send(std::span<const tandem_transfer> transfers, cudaStream_t stream, const LaneUse& use) {
   std::set<int> receivers;
-  for (const tandem_transfer& t : transfers) {
-    if (t.direction == TANDEM_SEND) receivers.insert(t.peer);
+  std::map<std::pair<int, std::uint32_t>, std::size_t>
+      last_of;  // a flag is raised behind the last transfer that has it
+  for (std::size_t i = 0; i < transfers.size(); ++i) {
+    if (transfers[i].direction != TANDEM_SEND) continue;
+    receivers.insert(transfers[i].peer);
+    last_of[{transfers[i].peer, transfers[i].flag}] = i;
   }
   if (receivers.empty()) return;
   check(cudaEventRecord(source_, stream), "cudaEventRecord", cuda_.ordinal);
   for (const int p : receivers) {
     peer(p).pusher->follow(source_);
-    if (first) peer(p).pusher->await_ready(board_.ready(p, lane));
-  }
-  std::map<std::pair<int, std::uint32_t>, std::size_t>
-      last_of;  // a flag is raised behind the last transfer that has it
-  for (std::size_t i = 0; i < transfers.size(); ++i) {
-    if (transfers[i].direction == TANDEM_SEND) last_of[{transfers[i].peer, transfers[i].flag}] = i;
+    if (use.first) peer(p).pusher->await_ready(board_.ready(p, use.lane));
   }
   for (std::size_t i = 0; i < transfers.size(); ++i) {
     const tandem_transfer& t = transfers[i];
@@ -162,7 +164,10 @@ void Context::send(std::span<const tandem_transfer> transfers, cudaStream_t stre
     if (t.bytes > 0) pusher.copy(remote(t), t.buffer, t.bytes);
     if (last_of[{t.peer, t.flag}] == i) pusher.raise(peer(t.peer).board.arrival(self_.rank, t.flag));
   }
-  for (const int p : receivers) peer(p).pusher->mark();
+  for (const int p : receivers) {
+    if (use.last) peer(p).pusher->raise(board_.sent(p, use.lane));
+    peer(p).pusher->mark();
+  }
 }
 
 void* Context::remote(const tandem_transfer& t) const {
@@ -195,6 +200,10 @@ bool Context::arrived(int p, std::uint32_t flag) const {
   return board_.arrival(p, flag).load(std::memory_order_acquire) != 0;
 }
 
+bool Context::sent(int p, std::uint32_t lane) const {
+  return board_.sent(p, lane).load(std::memory_order_acquire) != 0;
+}
+
 Context::SharedRegion& Context::region(std::uint64_t number) {
   return const_cast<SharedRegion&>(std::as_const(*this).region(number));
 }
@@ -207,11 +216,12 @@ const Context::SharedRegion& Context::region(std::uint64_t number) const {
 }
 
 void* Context::allocate(std::uint64_t bytes, std::uint64_t* number) {
+  *number = regions_.size();
+  regions_.emplace_back();  // a call that fails takes a number, too: all ranks count alike
   auto shared = std::make_unique<SharedRegion>();
   shared->own = Region::create(bytes, cuda_);
-  *number = regions_.size();
   service_.offer({FdKey::region, *number}, shared->own.fd(), shared->own.bytes());
-  regions_.push_back(std::move(shared));
+  regions_.back() = std::move(shared);
   return regions_.back()->own.data();
 }
 

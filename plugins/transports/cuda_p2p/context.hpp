@@ -30,8 +30,16 @@ struct Membership {
   int device = 0;
 };
 
+/// What a post is of its lane's operation: see tandem_post_params.
+struct LaneUse {
+  std::uint32_t lane = 0;
+  bool begin = false;
+  bool first = false;
+  bool last = false;
+};
+
 /// One rank of one group whose ranks all live on one host. Every call that enqueues is made by one thread at a time;
-/// arrived() and abort() by any.
+/// arrived(), sent() and abort() by any.
 class Context {
  public:
   /// Throws tandem::Error.
@@ -46,10 +54,11 @@ class Context {
   void connect(const std::vector<std::string_view>& addresses);
   tandem_status connect_test(int peer) const;
 
-  void post(std::span<const tandem_transfer> transfers, cudaStream_t stream, std::uint32_t lane, bool first);
+  void post(std::span<const tandem_transfer> transfers, cudaStream_t stream, const LaneUse& use);
   void wait(cudaStream_t stream, int peer, std::uint32_t flag) const;
   void wait_sent(cudaStream_t stream) const;
   bool arrived(int peer, std::uint32_t flag) const;
+  bool sent(int peer, std::uint32_t lane) const;
 
   void* allocate(std::uint64_t bytes, std::uint64_t* region);
   std::string describe(std::uint64_t region) const;
@@ -71,8 +80,8 @@ class Context {
   };
 
   void reach_peers();
-  void receive(std::span<const tandem_transfer> transfers, cudaStream_t stream, std::uint32_t lane);
-  void send(std::span<const tandem_transfer> transfers, cudaStream_t stream, std::uint32_t lane, bool first);
+  void begin(std::span<const tandem_transfer> transfers, cudaStream_t stream, std::uint32_t lane);
+  void send(std::span<const tandem_transfer> transfers, cudaStream_t stream, const LaneUse& use);
   void* remote(const tandem_transfer& transfer) const;
   void keep_released();
   Peer& peer(int rank) const { return *peers_[static_cast<std::size_t>(rank)]; }

@@ -28,8 +28,8 @@ class Pusher {
   void raise(const Board::Word& arrival);
   /// What was pushed so far is what streams wait for in join().
   void mark();
-  /// `stream` waits for the last mark, unless that was made in another capture, or in one where the stream is in none: it
-  /// then belongs to work that has no order with the stream but that of the graph as a whole.
+  /// `stream` waits for the last mark, unless that was made in another capture, or in one where the stream is in none:
+  /// it then belongs to work that has no order with the stream but that of the graph as a whole.
   void join(cudaStream_t stream) const;
   bool idle() const;
 

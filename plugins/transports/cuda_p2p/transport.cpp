@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -62,7 +63,11 @@ tandem_status post(Handle* context, const tandem_post_params* params) {
   return plugin::guarded(context->host(), "cuda_p2p", [&] {
     const auto transfers = plugin::read_stream_transfers(*params, context->rank(), context->size(), Board::flags);
     if (params->lane >= Board::lanes) throw std::invalid_argument(fmt::format("there is no lane {}", params->lane));
-    context->post(transfers, static_cast<cudaStream_t>(params->stream), params->lane, params->first != 0);
+    const LaneUse use{params->lane, params->begin != 0, params->first != 0, params->last != 0};
+    if (!use.begin && std::any_of(transfers.begin(), transfers.end(),
+                                  [](const tandem_transfer& t) { return t.direction == TANDEM_RECEIVE; }))
+      throw std::invalid_argument("receives are posted when an operation begins");
+    context->post(transfers, static_cast<cudaStream_t>(params->stream), use);
     return tandem_status{TANDEM_OK};
   });
 }
@@ -93,6 +98,8 @@ tandem_status wait_sent(Handle* context, void* stream) {
 std::int32_t arrived(Handle* context, std::int32_t peer, std::uint32_t flag) {
   return context->arrived(peer, flag) ? 1 : 0;
 }
+
+std::int32_t sent(Handle* context, std::int32_t peer, std::uint32_t lane) { return context->sent(peer, lane) ? 1 : 0; }
 
 tandem_status allocate(Handle* context, std::uint64_t bytes, void** base, std::uint64_t* region) {
   return plugin::guarded(context->host(), "cuda_p2p", [&] {
@@ -145,6 +152,7 @@ constexpr tandem_transport table{
     .release = release,
     .flag_limit = Board::flags,
     .lane_limit = Board::lanes,
+    .sent = sent,
 };
 
 }  // namespace

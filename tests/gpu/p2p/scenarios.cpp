@@ -2,9 +2,11 @@
 #include <fmt/format.h>
 #include <signal.h>
 
+#include <map>
 #include <random>
 #include <thread>
 
+#include "gpu/p2p/comm_scenarios.hpp"
 #include "gpu/p2p/kernels.hpp"
 #include "gpu/p2p/mutants.hpp"
 #include "gpu/p2p/worker.hpp"
@@ -119,16 +121,10 @@ void stuck(const Arguments& a) {
 
 int run_scenario(const Arguments& a) {
   try {
-    if (a.scenario == "operations")
-      operations(a);
-    else if (a.scenario == "replay")
-      replay(a);
-    else if (a.scenario == "death")
-      death(a);
-    else if (a.scenario == "stuck")
-      stuck(a);
-    else
-      throw std::runtime_error("no scenario " + a.scenario);
+    static const std::map<std::string, void (*)(const Arguments&)> scenarios{
+        {"operations", operations},   {"replay", replay},     {"death", death},          {"stuck", stuck},
+        {"collectives", collectives}, {"captured", captured}, {"comm_death", comm_death}};
+    scenarios.at(a.scenario)(a);
     return 0;
   } catch (const std::exception& e) {
     fmt::print(stderr, "rank {}: {}\n", a.rank, e.what());

@@ -165,14 +165,19 @@ void Worker::issue() {
   for (int step = 1; step < size; ++step) {
     for (int c = 0; c < chunks_; ++c) add((self + step) % size, TANDEM_SEND, c);
   }
+  const std::size_t receives = transfers.size() / 2;
   tandem_post_params params{};
   params.struct_size = sizeof(params);
-  params.transfers = transfers.data();
-  params.count = transfers.size();
   params.stream = stream_;
   params.lane = static_cast<std::uint32_t>(lane);
-  params.first = 1;
-  expect_ok(transport_.post(context_, &params), "post");
+  params.transfers = transfers.data();
+  params.count = receives;
+  params.begin = 1;
+  expect_ok(transport_.post(context_, &params), "post of the receives");
+  params.transfers = transfers.data() + receives;
+  params.begin = 0;
+  params.first = params.last = 1;
+  expect_ok(transport_.post(context_, &params), "post of the sends");
 }
 
 void Worker::consume() {

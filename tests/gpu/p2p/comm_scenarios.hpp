@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "gpu/p2p/worker.hpp"
+
+namespace tandem::testing_p2p {
+
+// Scenarios of one rank with the public interface. They throw if anything is wrong.
+
+/// Random plans; pairs of gathers and reductions, the second issued before the first is waited for, checked to the bit.
+void collectives(const Arguments& arguments);
+/// The same captured once and replayed with new inputs.
+void captured(const Arguments& arguments);
+/// Rank 1 dies; the others must name it and be able to go on with their GPU.
+void comm_death(const Arguments& arguments);
+
+}  // namespace tandem::testing_p2p
