@@ -41,6 +41,14 @@ inline std::vector<Setup> all_setups() {
 
 inline std::string setup_name(const ::testing::TestParamInfo<Setup>& info) { return info.param.name; }
 
+#if defined(__SANITIZE_THREAD__)
+constexpr bool thread_sanitized = true;
+#elif defined(__has_feature)
+constexpr bool thread_sanitized = __has_feature(thread_sanitizer);
+#else
+constexpr bool thread_sanitized = false;
+#endif
+
 /// Sanitizers slow bulk work down by about ten times.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr bool sanitized = true;

@@ -152,22 +152,28 @@ double dot(const std::vector<double>& a, const std::vector<double>& b, std::size
 
 // What makes scores those of text: the columns without RoPE know the last bytes alone, wherever they stand.
 TEST(TextInputs, LikeContextsAreAlikeAndAttractEachOther) {
-  const DsaJob job = text_job();
+  DsaJob job = text_job();
   const SequenceLayout layout = job.layout(1);
-  const InputRows rows = rows_of(job, layout, {{0, layout.total_rows()}});
   const std::int64_t first = 16;          // "...at on the" of the first half,
   const std::int64_t again = first + 24;  // and of the second
   ASSERT_EQ(job.texts[0].substr(first - 7, 8), job.texts[0].substr(again - 7, 8));
-  const std::vector<double> key = decode_row(rows.inputs.index_k, first);
-  const std::vector<double> same = decode_row(rows.inputs.index_k, again);
-  for (std::size_t c = 64; c < 128; ++c) EXPECT_EQ(key[c], same[c]);
-  EXPECT_NE(std::vector<double>(key.begin(), key.begin() + 64), std::vector<double>(same.begin(), same.begin() + 64));
-  const std::vector<double> query = decode_row(rows.inputs.index_q, again);
-  double others = 0;
-  for (std::int64_t row = 0; row < again; ++row) {
-    if (row != first) others = std::max(others, dot(query, decode_row(rows.inputs.index_k, row), 64));
+  // Random matrices may favour another key once in a while, one of the 39 others by chance alone once in 40 times.
+  constexpr int draws = 20;
+  int wins = 0;
+  for (int draw = 0; draw < draws; ++draw, ++job.seed) {
+    const InputRows rows = rows_of(job, layout, {{0, layout.total_rows()}});
+    const std::vector<double> key = decode_row(rows.inputs.index_k, first);
+    const std::vector<double> same = decode_row(rows.inputs.index_k, again);
+    for (std::size_t c = 64; c < 128; ++c) EXPECT_EQ(key[c], same[c]);
+    EXPECT_NE(std::vector<double>(key.begin(), key.begin() + 64), std::vector<double>(same.begin(), same.begin() + 64));
+    const std::vector<double> query = decode_row(rows.inputs.index_q, again);
+    double others = 0;
+    for (std::int64_t row = 0; row < again; ++row) {
+      if (row != first) others = std::max(others, dot(query, decode_row(rows.inputs.index_k, row), 64));
+    }
+    wins += dot(query, key, 64) > others ? 1 : 0;
   }
-  EXPECT_GT(dot(query, key, 64), others);
+  EXPECT_GE(wins, 8) << "of " << draws;
 }
 
 // RoPE: q.k of two rotated vectors depends on their distance, so norms stay.
