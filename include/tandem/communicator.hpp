@@ -63,7 +63,7 @@ struct GatherField {
   /// [rows, row...]: this rank's shard. Read from the moment the stream gets here until wait(stream) is passed.
   Tensor source;
   /// [landed_rows, row...], or empty to land in the slot that the communicator keeps for it. Give one for rows that
-  /// must outlive the next gather but one.
+  /// must outlive the next gather but one. If the communicator is one-sided it has to lie in a buffer of its allocate().
   Tensor destination;
 };
 
@@ -162,6 +162,8 @@ class TANDEM_EXPORT Communicator {
   Prepared prepare(const Plan& plan, const BatchSpec& spec);
 
   /// Gathers the rows that this rank needs, fields in priority order: all chunks of the first field, then the next.
+  /// Lands in the slot of the gather before last: give it a stream that is behind all readers of that one's rows, and
+  /// behind all streams that wait for it.
   /// Throws invalid_usage if (plan, fields) were not prepared, invalid_argument if a tensor does not fit, or this
   /// communicator's error. Does not block.
   Work gather(const Plan& plan, std::span<const GatherField> fields, const Stream& stream);
@@ -171,8 +173,15 @@ class TANDEM_EXPORT Communicator {
   /// Matched sends and receives, all under way at once. A pair whose sizes differ fails on both sides.
   Work exchange(std::span<const Transfer> transfers, const Stream& stream);
 
-  /// Device memory that peers may write to. Collective; throws out_of_memory.
+  /// Device memory that peers may write to: where gathers over a one-sided transport may land, besides their slots.
+  /// Collective, blocks up to the rendezvous timeout; `bytes` may differ between ranks. A destination in it has to begin
+  /// at the same offset of the same buffer on all ranks. Throws out_of_memory, on all ranks if on one. Buffers of a
+  /// one-sided transport keep it open after this communicator is closed, and so does all that shares them (landed rows,
+  /// Works, Prepared).
   Buffer allocate(std::size_t bytes);
+  /// Peers write to this rank's memory by themselves, so that gathers land only in their slots and in buffers of
+  /// allocate().
+  bool one_sided() const noexcept;
 
   /// Collective over this communicator: ranks that pass the same `color` form a group, ordered by `key`, then by rank.
   /// A negative color joins none and gets an empty optional. Blocks up to the rendezvous timeout.

@@ -210,6 +210,7 @@ void OpState::wait_item(const Stream& stream, std::size_t i) {
 
 void OpState::wait(const Stream& stream) {
   throw_if_failed();
+  if (stream_op_) stream_op_->check_finished();
   for (std::size_t i = 0; i < items_.size(); ++i) {
     if (items_[i].receive) wait_item(stream, i);
   }

@@ -124,11 +124,15 @@ void StreamOp::wait(const Stream& stream, std::size_t item, const OnWait& on_wai
   }
 }
 
-void StreamOp::wait_rest(const Stream& stream) {
+void StreamOp::check_finished() {
   const std::lock_guard lock(mutex_);
   if (expects_finish_ && !is_finished_) {
     throw Error(ErrorCode::invalid_usage, "a stream cannot wait for a reduction that has not been finished");
   }
+}
+
+void StreamOp::wait_rest(const Stream& stream) {
+  const std::lock_guard lock(mutex_);
   if (is_begun_) wait_event(stream, begun_, home_);
   if (is_finished_) wait_event(stream, finished_, finished_on_);
   if (!has_sends()) return;

@@ -67,8 +67,9 @@ class StreamOp {
 
   // Waiting, any thread.
   void wait(const Stream& stream, std::size_t item, const OnWait& on_wait);
-  /// What Work::wait(stream) means beyond arrivals: sources have been read, results are stored. Throws invalid_usage
-  /// for a reduction that has not been finished.
+  /// Throws invalid_usage for a reduction that has not been finished: its streams would wait for ever.
+  void check_finished();
+  /// What Work::wait(stream) means beyond arrivals: sources have been read, results are stored.
   void wait_rest(const Stream& stream);
   /// Blocks until packed rows that nobody has waited for are in place. All have arrived.
   void place_rest(Deadline deadline);

@@ -65,9 +65,11 @@ DsaAttention::Forward DsaAttention::Impl::forward(const Plan& plan, const DsaInp
     context->kv = allocate(config.dtype, {n, config.dim});
     if (has_loss()) context->index_k = allocate(config.dtype, {n, index_dim});
   }
+  // Rows that stay until backward land where they stay, unless peers cannot write there: then they are copied.
+  const bool copy = comm->one_sided();
   std::vector<GatherField> fields;
-  if (!context->given_lists) fields.push_back({"index_k", in.index_k, context->index_k});
-  fields.push_back({"kv", in.kv, context->kv});
+  if (!context->given_lists) fields.push_back({"index_k", in.index_k, copy ? Tensor() : context->index_k});
+  fields.push_back({"kv", in.kv, copy ? Tensor() : context->kv});
   const Work gather = comm->gather(plan, fields, stream);
 
   DsaOutputs out;
@@ -103,6 +105,17 @@ DsaAttention::Forward DsaAttention::Impl::forward(const Plan& plan, const DsaInp
     loss.loss_scale = loss_scale(plan);
     loss.loss = out.loss;
     run_loss(*context, in, kv, gather.landed("index_k"), loss, stream, {});
+  }
+  if (copy) {
+    const auto keep_rows = [&](const Tensor& to, const char* field) {
+      if (!to.valid()) return;
+      gather.wait(stream, field);
+      const Tensor from = gather.landed(field);
+      stream.copy(to.data(), from.data(), to.row_bytes() * static_cast<std::size_t>(n));
+      keep.add(std::make_shared<std::pair<Tensor, Tensor>>(to, from));
+    };
+    keep_rows(context->kv, "kv");
+    keep_rows(context->index_k, "index_k");
   }
   return {std::move(out), DsaContext(std::move(context)), gather};
 }

@@ -26,7 +26,7 @@ TEST_P(Conformance, AGroupOfOneOpensAndCloses) {
 TEST_P(Conformance, AddressThatDoesNotFitSaysHowLongItIs) {
   tandem_transport_context* context = nullptr;
   const tandem_host_services services{sizeof(services), nullptr, nullptr, nullptr};
-  tandem_open_params params{sizeof(params), 0, 1, {}, nullptr, 0};
+  tandem_open_params params{sizeof(params), 0, 1, {}, nullptr, 0, -1};
   std::ranges::copy(fresh_group(), params.group);
   ASSERT_EQ(transport().open(&services, &params, &context), TANDEM_OK);
   std::uint64_t bytes = 1;

@@ -66,7 +66,7 @@ Rank::Rank(const tandem_transport& transport, int rank, int size, const std::arr
                }};
   std::vector<tandem_option> list;
   for (const auto& [key, value] : options) list.push_back({key.c_str(), value.c_str()});
-  tandem_open_params params{sizeof(params), rank, size, {}, list.data(), list.size()};
+  tandem_open_params params{sizeof(params), rank, size, {}, list.data(), list.size(), -1};
   std::memcpy(params.group, group.data(), group.size());
   open_status_ = transport.open(&services_, &params, &context_);
 }
@@ -103,21 +103,21 @@ Batch& Rank::post(const std::vector<tandem_transfer>& transfers) {
     batches_.push_back(std::make_unique<Batch>(transfers.size()));
     batch = batches_.back().get();
   }
-  const tandem_post_params params{sizeof(params), transfers.data(),    transfers.size(),
-                                  nullptr,        &Batch::on_complete, batch};
+  const tandem_post_params params{
+      sizeof(params), transfers.data(), transfers.size(), nullptr, &Batch::on_complete, batch, 0, 0, 0, 0};
   EXPECT_EQ(transport_.post(context_, &params), TANDEM_OK);
   return *batch;
 }
 
 void Rank::post_raw(const tandem_transfer& transfer, tandem_completion_fn on_complete, void* user) {
-  const tandem_post_params params{sizeof(params), &transfer, 1, nullptr, on_complete, user};
+  const tandem_post_params params{sizeof(params), &transfer, 1, nullptr, on_complete, user, 0, 0, 0, 0};
   EXPECT_EQ(transport_.post(context_, &params), TANDEM_OK);
 }
 
 tandem_status Rank::try_post(const std::vector<tandem_transfer>& transfers) {
   Batch never(transfers.size());
-  const tandem_post_params params{sizeof(params), transfers.data(),    transfers.size(),
-                                  nullptr,        &Batch::on_complete, &never};
+  const tandem_post_params params{
+      sizeof(params), transfers.data(), transfers.size(), nullptr, &Batch::on_complete, &never, 0, 0, 0, 0};
   const auto status = transport_.post(context_, &params);
   EXPECT_EQ(never.completed(), 0U);
   return status;

@@ -77,8 +77,8 @@ class Rank {
                  [](void*, int32_t, const char* reason) { fmt::print(stderr, "{}\n", reason); }};
     std::vector<tandem_option> options;
     for (const auto& [key, value] : a.options) options.push_back({key.c_str(), value.c_str()});
-    const tandem_open_params params{sizeof(params), rank_,         size_, {'b', 'e', 'n', 'c', 'h'},
-                                    options.data(), options.size()};
+    const tandem_open_params params{sizeof(params), rank_,          size_, {'b', 'e', 'n', 'c', 'h'},
+                                    options.data(), options.size(), -1};
     if (transport_.open(&services_, &params, &context_) != TANDEM_OK) throw std::runtime_error("open failed");
     connect(a.meeting_point);
   }
@@ -92,13 +92,14 @@ class Rank {
     for (int t = 1; t < size_; ++t) {
       const int from = (rank_ + size_ - t) % size_;
       transfers.push_back({sizeof(tandem_transfer), from, TANDEM_RECEIVE, data + static_cast<std::size_t>(from) * bytes,
-                           bytes, 1, 0, 0});
+                           bytes, 1, 0, 0, 0});
     }
     for (int t = 1; t < size_; ++t)
       transfers.push_back({sizeof(tandem_transfer), (rank_ + t) % size_, TANDEM_SEND,
-                           data + static_cast<std::size_t>(rank_) * bytes, bytes, 1, 0, 0});
+                           data + static_cast<std::size_t>(rank_) * bytes, bytes, 1, 0, 0, 0});
     pending_ = transfers.size();
-    const tandem_post_params post{sizeof(post), transfers.data(), transfers.size(), nullptr, &Rank::completed, this};
+    const tandem_post_params post{
+        sizeof(post), transfers.data(), transfers.size(), nullptr, &Rank::completed, this, 0, 0, 0, 0};
     if (transport_.post(context_, &post) != TANDEM_OK) throw std::runtime_error("post failed");
     std::unique_lock lock(mutex_);
     if (!changed_.wait_for(lock, patience, [&] { return pending_ == 0; })) throw std::runtime_error("exchange hangs");

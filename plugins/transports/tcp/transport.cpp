@@ -76,27 +76,29 @@ void abort(Handle* context, const char* reason) {
 
 void close(Handle* context) { delete context; }
 
-constexpr tandem_transport table{
-    .struct_size = sizeof(tandem_transport),
-    .abi = TANDEM_TRANSPORT_ABI,
-    .capabilities = 0,
-    .name = "tcp",
-    .description = "TCP over IPv4 or IPv6 between hosts, Unix sockets within one",
-    .option_help =
-        "interface: name or address of the network interface to listen on and to advertise (TANDEM_INTERFACE, or all)\n"
-        "unix_sockets: 1 connects processes of one host by Unix sockets, 0 by loopback like those of others (1)\n"
-        "segment_bytes: longest piece of a transfer that nothing else is sent in between (1048576)\n"
-        "socket_buffer_bytes: of each socket, both ways; 0 leaves it to the system (0)\n",
-    .max_message = UINT64_MAX,
-    .open = open,
-    .address = address,
-    .connect = connect,
-    .connect_test = connect_test,
-    .post = post,
-    .progress = nullptr,
-    .abort = abort,
-    .close = close,
-};
+// The struct may grow at its end: what is not named here stays zero.
+constexpr tandem_transport table = [] {
+  tandem_transport t{};
+  t.struct_size = sizeof(tandem_transport);
+  t.abi = TANDEM_TRANSPORT_ABI;
+  t.capabilities = 0;
+  t.name = "tcp";
+  t.description = "TCP over IPv4 or IPv6 between hosts, Unix sockets within one";
+  t.option_help =
+      "interface: name or address of the network interface to listen on and to advertise (TANDEM_INTERFACE, or all)\n"
+      "segment_bytes: longest piece of a transfer that nothing else is sent in between (1048576)\n"
+      "socket_buffer_bytes: of each socket, both ways; 0 leaves it to the system (0)\n";
+  t.max_message = UINT64_MAX;
+  t.open = open;
+  t.address = address;
+  t.connect = connect;
+  t.connect_test = connect_test;
+  t.post = post;
+  t.progress = nullptr;
+  t.abort = abort;
+  t.close = close;
+  return t;
+}();
 
 }  // namespace
 }  // namespace tandem::tcp

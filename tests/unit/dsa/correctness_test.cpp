@@ -70,7 +70,7 @@ const std::vector<Case>& cases() {
   return all;
 }
 
-class Correctness : public ::testing::TestWithParam<std::tuple<std::size_t, Partition, int>> {};
+class Correctness : public ::testing::TestWithParam<std::tuple<std::size_t, Partition, int, const char*>> {};
 
 TEST_P(Correctness, Fp32IsWithinRoundingOfFloat64ForEveryNumberOfRanks) {
   const Case& c = cases()[std::get<0>(GetParam())];
@@ -82,6 +82,7 @@ TEST_P(Correctness, Fp32IsWithinRoundingOfFloat64ForEveryNumberOfRanks) {
     options.cluster.ranks = ranks;
     options.partition = std::get<1>(GetParam());
     options.cluster.queues = std::get<2>(GetParam());
+    options.cluster.transport = std::get<3>(GetParam());
     const Results results = run(problem, options);
     if (HasFailure()) return;
     EXPECT_EQ(mismatches(problem, results), 0) << ranks << " ranks";
@@ -99,11 +100,11 @@ TEST_P(Correctness, Fp32IsWithinRoundingOfFloat64ForEveryNumberOfRanks) {
 INSTANTIATE_TEST_SUITE_P(All, Correctness,
                          ::testing::Combine(::testing::Range<std::size_t>(0, cases().size()),
                                             ::testing::Values(Partition::zigzag, Partition::contiguous),
-                                            ::testing::Values(0, 1)),
+                                            ::testing::Values(0, 1), ::testing::Values("loopback", "stream")),
                          [](const auto& info) {
                            return std::string(cases()[std::get<0>(info.param)].name) + "_" +
                                   to_string(std::get<1>(info.param)) +
-                                  (std::get<2>(info.param) == 0 ? "_free" : "_one_queue");
+                                  (std::get<2>(info.param) == 0 ? "_free_" : "_one_queue_") + std::get<3>(info.param);
                          });
 
 TEST(Options, Bf16IsAtMostTwiceAsFarOffAsUnsharded) {
@@ -116,6 +117,8 @@ TEST(Options, Bf16IsAtMostTwiceAsFarOffAsUnsharded) {
       options.cluster.ranks = ranks;
       options.wire = wire;
       const Results results = run(problem, options);
+      options.cluster.transport = "stream";
+      EXPECT_TRUE(run(problem, options) == results) << ranks << " ranks, wire " << to_string(wire);
       if (HasFailure()) return;
       const double worst = testing::compare(problem, results, options.loss, options.dloss).worst();
       EXPECT_LE(worst, 0.02) << "a bf16 rounding is 0.004";
@@ -131,8 +134,13 @@ TEST(Options, DroppingLandedRowsChangesNothing) {
   RunOptions options;
   options.cluster.ranks = 3;
   const Results kept = run(problem, options);
-  options.keep_landed = false;
-  EXPECT_TRUE(run(problem, options) == kept);
+  for (const char* transport : {"loopback", "stream"}) {
+    options.cluster.transport = transport;
+    for (const bool keep : {false, true}) {
+      options.keep_landed = keep;
+      EXPECT_TRUE(run(problem, options) == kept) << transport << (keep ? ", kept" : ", dropped");
+    }
+  }
 }
 
 TEST(Options, DenseWarmUpLossCoversAllVisibleKeys) {

@@ -55,7 +55,10 @@ TEST(Invariance, ForwardIsTheSameBitForBitHoweverItIsCutUp) {
     for (const int queues : {0, 1, 2}) {
       options.cluster.queues = queues;
       options.cluster.transport_options["seed"] = std::to_string(testing::test_seed() + static_cast<unsigned>(queues));
-      expect_same(options, std::to_string(queues) + " queues with delays");
+      for (const char* transport : {"loopback", "stream"}) {
+        options.cluster.transport = transport;
+        expect_same(options, transport + (", " + std::to_string(queues)) + " queues with delays");
+      }
     }
     options = {};
     options.cluster.ranks = 2;
@@ -74,7 +77,10 @@ TEST(Invariance, GradientsAreTheSameFromRunToRun) {
     options.cluster.queues = threads - 1;
     options.cluster.transport_options = {
         {"delay_us", "400"}, {"seed", std::to_string(testing::test_seed() + static_cast<unsigned>(threads))}};
-    EXPECT_TRUE(run(problem, options) == first) << threads << " threads";
+    for (const char* transport : {"loopback", "stream"}) {
+      options.cluster.transport = transport;
+      EXPECT_TRUE(run(problem, options) == first) << transport << ", " << threads << " threads";
+    }
   }
 }
 
@@ -87,7 +93,7 @@ TEST(Invariance, LayersInFlightDoNotDisturbEachOther) {
     options.keep_landed = keep;
     const Results one = run(problem, options);
     options.layers = 3;
-    for (const char* transport : {"loopback", "tcp"}) {
+    for (const char* transport : {"loopback", "tcp", "stream"}) {
       for (const int queues : {0, 1}) {
         options.cluster.transport = transport;
         options.cluster.queues = queues;

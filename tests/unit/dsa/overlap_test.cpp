@@ -12,6 +12,7 @@
 
 #include "comm/tag.hpp"
 #include "support/random.hpp"
+#include "support/stream_transport.hpp"
 #include "transports/loopback/control.hpp"
 #include "unit/dsa/forwarding_kernels.hpp"
 #include "unit/dsa/run.hpp"
@@ -56,14 +57,17 @@ class AnnouncingKernels : public ForwardingKernels {
   bool announced_ = false;
 };
 
-TEST_P(Overlap, TheFirstIndexerStepRunsBeforeTheLastChunkArrives) {
+// `hold(matches)` makes a gate; Delivery is what the transport's gates see.
+template <class Delivery, class Hold>
+void run_with_the_last_chunk_held(int queues, const char* transport, const Hold& hold) {
   auto rng = testing::test_rng(70);
   const Problem problem = make_problem(rng, {64}, 0, {}, DType::f32);
-  RunOptions options = options_for(GetParam());
+  RunOptions options = options_for(queues);
+  options.cluster.transport = transport;
   const SequenceLayout layout = SequenceLayout::zigzag(problem.cu, ranks, problem.padded);
   std::map<int, ChunkId> last;  // index key chunk that arrives last at each rank
   for (int r = 0; r < ranks; ++r) last[r] = Plan(layout, r, options.plan).arrivals().back().chunk;
-  loopback::Gate gate = loopback::hold([&](const loopback::Delivery& d) {
+  const auto gate = hold([&](const Delivery& d) {
     const detail::Tag tag = detail::Tag::decode(d.tag);
     return tag.kind == detail::OpKind::gather && tag.field == 0 && static_cast<ChunkId>(tag.chunk) == last.at(d.dst);
   });
@@ -74,12 +78,22 @@ TEST_P(Overlap, TheFirstIndexerStepRunsBeforeTheLastChunkArrives) {
   std::thread opener([&] {
     const auto end = std::chrono::steady_clock::now() + 2 * patience;
     while (started.load() < ranks && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(1ms);
-    EXPECT_TRUE(gate.wait_held(1, Deadline::after(patience)));
-    gate.release();
+    EXPECT_TRUE(gate->wait_held(1, Deadline::after(patience)));
+    gate->release();
   });
   run(problem, options);
   opener.join();
   EXPECT_EQ(started.load(), ranks);
+}
+
+TEST_P(Overlap, TheFirstIndexerStepRunsBeforeTheLastChunkArrives) {
+  run_with_the_last_chunk_held<loopback::Delivery>(
+      GetParam(), "loopback", [](auto matches) { return std::make_unique<loopback::Gate>(std::move(matches)); });
+}
+
+TEST_P(Overlap, TheSameOverAStreamOrderedTransport) {
+  run_with_the_last_chunk_held<testing::StreamDelivery>(
+      GetParam(), "stream", [](auto matches) { return std::make_unique<testing::StreamGate>(std::move(matches)); });
 }
 
 // Holds up the last query block of a rank until a chunk that the rank submitted has arrived at its owner.
@@ -129,7 +143,7 @@ class PatientKernels : public ForwardingKernels {
 TEST_P(Overlap, AFinishedChunkReachesItsOwnerBeforeTheLastBlockIsComputed) {
   auto rng = testing::test_rng(71);
   const Problem problem = make_problem(rng, {64}, 0, {}, DType::f32);
-  for (const char* transport : {"loopback", "tcp"}) {
+  for (const char* transport : {"loopback", "tcp", "stream"}) {
     RunOptions options = options_for(GetParam());
     options.cluster.transport = transport;
     options.cluster.operation_timeout = 20s;
@@ -163,10 +177,13 @@ TEST_P(Overlap, AFinishedChunkReachesItsOwnerBeforeTheLastBlockIsComputed) {
 INSTANTIATE_TEST_SUITE_P(Queues, Overlap, ::testing::Values(0, 1),
                          [](const auto& info) { return std::string(info.param == 0 ? "free" : "one_queue"); });
 
-TEST(Spans, HaveTheNamesOfTheContract) {
+class Spans : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Spans, HaveTheNamesOfTheContract) {
   auto rng = testing::test_rng(72);
   const Problem problem = make_problem(rng, {64}, 0, {}, DType::f32);
   RunOptions options = options_for(0);
+  options.cluster.transport = GetParam();
   std::mutex mutex;
   std::set<std::string> prefixes;
   options.wrap = [&](std::shared_ptr<KernelSet> inner, Communicator&) { return inner; };
@@ -184,6 +201,9 @@ TEST(Spans, HaveTheNamesOfTheContract) {
                                    "compute/indexer_loss", "gather/index_k", "gather/kv", "reduce/d_index_k",
                                    "reduce/dkv", "wait/d_index_k", "wait/dkv", "wait/index_k", "wait/kv"}));
 }
+
+INSTANTIATE_TEST_SUITE_P(Paths, Spans, ::testing::Values("loopback", "stream"),
+                         [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
 }  // namespace tandem

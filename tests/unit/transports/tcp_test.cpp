@@ -374,7 +374,7 @@ TEST(Tcp, MalformedAddressNamesItsRank) {
       sizeof(services), &logs,
       [](void* user, std::int32_t, const char* m) { static_cast<std::vector<std::string>*>(user)->emplace_back(m); },
       nullptr};
-  const tandem_open_params params{sizeof(params), 1, 2, {'g'}, nullptr, 0};
+  const tandem_open_params params{sizeof(params), 1, 2, {'g'}, nullptr, 0, -1};
   tandem_transport_context* context = nullptr;
   ASSERT_EQ(transport().open(&services, &params, &context), TANDEM_OK);
   const void* const addresses[] = {"junk", "junk"};
