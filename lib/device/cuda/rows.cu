@@ -70,7 +70,7 @@ __device__ Floats<width> load(const void* base, std::int64_t element) {
   const char* const at = static_cast<const char*>(base) + element * static_cast<std::int64_t>(sizeof(Type));
   Floats<width> out;
   if constexpr (sizeof(Type) == 4 && width == 4) {
-    const float4 v = *reinterpret_cast<const float4*>(at);
+    [[maybe_unused]] const float4 v = *reinterpret_cast<const float4*>(at);
     out = {{v.x, v.y, v.z, v.w}};
   } else if constexpr (sizeof(Type) == 4) {
     out.at[0] = *reinterpret_cast<const float*>(at);

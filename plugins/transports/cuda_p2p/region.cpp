@@ -23,7 +23,8 @@ CUmemAllocationProp properties(int ordinal) {
   CUmemAllocationProp prop{};
   prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, {ordinal}};
+  prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  prop.location.id = ordinal;
   return prop;
 }
 
@@ -56,7 +57,7 @@ Region Region::open(Fd fd, std::uint64_t bytes, const detail::cuda::Context& con
   region.context_ = context;
   region.bytes_ = bytes;
   // CUDA takes a descriptor as a pointer-sized number.
-  void* const as_handle = reinterpret_cast<void*>(static_cast<std::intptr_t>(fd.get()));
+  auto* const as_handle = std::bit_cast<void*>(static_cast<std::intptr_t>(fd.get()));
   check(driver().cuMemImportFromShareableHandle(&region.handle_, as_handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
         "cuMemImportFromShareableHandle", context.ordinal);
   region.map();
@@ -70,7 +71,8 @@ void Region::map() {
   check(driver().cuMemMap(address_, size, 0, handle_, 0), "cuMemMap", context_.ordinal);
   mapped_ = true;
   CUmemAccessDesc access{};
-  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {context_.ordinal}};
+  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  access.location.id = context_.ordinal;
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   check(driver().cuMemSetAccess(address_, size, &access, 1), "cuMemSetAccess", context_.ordinal);
 }

@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <bit>
 #include <cstdint>
 
 #include "device/cuda/context.hpp"
@@ -30,7 +31,7 @@ class Region {
   /// Throws unsupported if this GPU cannot reach that memory.
   static Region open(Fd fd, std::uint64_t bytes, const detail::cuda::Context& context);
 
-  void* data() const noexcept { return reinterpret_cast<void*>(address_); }
+  void* data() const noexcept { return std::bit_cast<void*>(address_); }
   /// Of the mapping: what open() wants to know.
   std::uint64_t bytes() const noexcept { return bytes_; }
   int fd() const noexcept { return fd_.get(); }

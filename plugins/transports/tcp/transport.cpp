@@ -86,6 +86,7 @@ constexpr tandem_transport table = [] {
   t.description = "TCP over IPv4 or IPv6 between hosts, Unix sockets within one";
   t.option_help =
       "interface: name or address of the network interface to listen on and to advertise (TANDEM_INTERFACE, or all)\n"
+      "unix_sockets: 1 connects processes of one host by Unix sockets, 0 by loopback like those of others (1)\n"
       "segment_bytes: longest piece of a transfer that nothing else is sent in between (1048576)\n"
       "socket_buffer_bytes: of each socket, both ways; 0 leaves it to the system (0)\n";
   t.max_message = UINT64_MAX;
