@@ -70,6 +70,9 @@ class StreamGather : public GatherFields {
       send(endpoint, op, stream_op, stream, self);
     });
     if (!remote && comm.size() > 1) throw Error(ErrorCode::aborted, "the communicator is closed", comm.rank());
+    std::set<int> peers;
+    for (const ChunkTransfer& t : plan.departures()) peers.insert(t.peer);
+    for (const int peer : peers) stream_op.all_posted(peer);
     place_own(stream, self);
   }
 
@@ -138,7 +141,7 @@ class StreamGather : public GatherFields {
 
   // As few posts as may be: each costs an event. The first field's sends are the first to their peers, the last field's
   // the last, and a chunk that is packed first must not hold up those before it.
-  void send(Endpoint& endpoint, const OpState& op, StreamOp& stream_op, const Stream& stream,
+  void send(Endpoint& endpoint, const OpState& op, const StreamOp& stream_op, const Stream& stream,
             const std::shared_ptr<const void>& self) const {
     if (plan.departures().empty()) return;
     for (std::size_t f = 0; f < fields.size(); ++f) {
@@ -156,9 +159,6 @@ class StreamGather : public GatherFields {
         }
       }
     }
-    std::set<int> peers;
-    for (const ChunkTransfer& t : plan.departures()) peers.insert(t.peer);
-    for (const int peer : peers) stream_op.all_posted(peer);
   }
 
   // The step that departure `first` begins has a packed chunk.
