@@ -7,6 +7,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <iterator>
 #include <memory>
@@ -51,12 +52,13 @@ json host_json() {
 }
 
 json capabilities_json(std::uint32_t bits) {
-  constexpr std::array<std::pair<std::uint32_t, const char*>, 5> names{{
+  constexpr std::array<std::pair<std::uint32_t, const char*>, 6> names{{
       {TANDEM_CAP_STREAM_ORDERED, "stream_ordered"},
       {TANDEM_CAP_ZERO_SM, "zero_sm"},
       {TANDEM_CAP_DEVICE_MEMORY, "device_memory"},
       {TANDEM_CAP_GRAPH_CAPTURE, "graph_capture"},
       {TANDEM_CAP_NEEDS_PROGRESS, "needs_progress"},
+      {TANDEM_CAP_ONE_SIDED, "one_sided"},
   }};
   json list = json::array();
   for (const auto& [bit, name] : names) {
@@ -106,20 +108,43 @@ json environment_json() {
   return list;
 }
 
+json devices_json() {
+  json list = json::array({Device::host().describe()});
+  for (int i = 0; i < Device::cuda_count(); ++i) list.push_back(Device::cuda(i).describe());
+  return list;
+}
+
+json unavailable_json() {
+  json list = json::array();
+  const auto add = [&](const std::string& name, const std::string& reason) {
+    list.push_back({{"name", name}, {"reason", reason}});
+  };
+  if (Device::cuda_count() == 0) {
+    try {
+      Device::cuda(0);
+    } catch (const Error& e) {
+      add("cuda device", e.what());
+    }
+  }
+  const auto there = detail::static_transports();
+  for (const std::string name : {"cuda_p2p", "nccl", "ucx"}) {
+    if (std::none_of(there.begin(), there.end(), [&](const tandem_transport* t) { return name == t->name; }))
+      add(name + " transport", "not built into this version");
+  }
+  add("cuda kernels", "not built into this version");
+  return list;
+}
+
 json info_json() {
   const std::shared_ptr<KernelSet> cpu = cpu_kernels();
-  json missing = json::array();
-  for (const char* name : {"cuda device", "nccl transport", "ucx transport", "cuda_p2p transport"}) {
-    missing.push_back({{"name", name}, {"reason", "not built into this version"}});
-  }
   return {{"version", version()},
           {"compiler", compiler()},
           {"host", host_json()},
-          {"devices", json::array({Device::host().describe()})},
+          {"devices", devices_json()},
           {"transports", transports_json()},
           {"kernels", json::array({{{"name", cpu->name()}, {"numerics_version", cpu->numerics_version()}}})},
           {"interfaces", interfaces_json()},
-          {"unavailable", missing},
+          {"unavailable", unavailable_json()},
           {"environment", environment_json()}};
 }
 
