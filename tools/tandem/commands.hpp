@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "bench_options.hpp"
 #include "job.hpp"
 
 /// The subcommands. Each returns the exit code, and throws UsageError or Error.
@@ -11,6 +12,7 @@ namespace tandem::cli {
 
 /// `command_line`: how this process was called, for the ranks it starts.
 int run_dsa(const DsaArguments& arguments, const std::vector<std::string>& command_line);
+int run_bench_command(const BenchArguments& arguments, const std::vector<std::string>& command_line);
 int run_info(bool json);
 
 }  // namespace tandem::cli

@@ -24,6 +24,7 @@ Run `tandem COMMAND --help` for the options of a command.
 Examples:
   tandem info
   tandem dsa --ranks 2 --seq-len 256 --check
+  tandem bench gather -b 64K -e 1M
   tandem launch -n 2 -- tandem dsa --seq-len 256)";
 
 constexpr const char* launch_footer = R"(
@@ -43,6 +44,15 @@ Examples:
   tandem dsa --ranks 3 --docs 100,0,257,31 --layout contiguous --check
   tandem dsa --ranks 2 --docs 90,128 --pad-to 128 --dtype bf16 --check
   tandem dsa --ranks 4 --transport loopback --seq-len 512 --memory --json)";
+
+constexpr const char* bench_footer = R"(
+Sizes count the bytes of all ranks together, as nccl-tests does for all-gathers. Starts its own ranks unless a launcher
+(tandem launch, torchrun) has. Each iteration is timed by itself, behind a barrier. Exit code: 0 if all data was right.
+
+Examples:
+  tandem bench gather -b 64K -e 1M
+  tandem bench reduce --ranks 3 --transport loopback -b 100K -e 100K -n 5 --json
+  tandem bench exchange -b 1M -e 4M -f 4 --csv)";
 
 constexpr const char* info_footer = R"(
 Examples:
@@ -79,6 +89,7 @@ class Cli {
     app_.footer(main_footer);
     add_launch();
     add_dsa();
+    add_bench();
     CLI::App* info = app_.add_subcommand("info", "Show what this build and this host offer");
     info->add_flag("--json", info_json_, "Print one JSON object");
     info->footer(info_footer);
@@ -158,11 +169,36 @@ class Cli {
     dsa->callback([this] { action_ = [this] { return run_dsa(dsa_, command_line_); }; });
   }
 
+  void add_bench() {
+    CLI::App* bench = app_.add_subcommand("bench", "Time a gather, a reduction or an exchange of many sizes");
+    const auto value = [&](const char* name, std::optional<std::string>& target, const char* type, const char* help) {
+      bench->add_option(name, target, help)->type_name(type);
+    };
+    BenchArguments& a = bench_;
+    bench->add_option("OPERATION", a.operation, "gather, reduce or exchange")->required();
+    value("--ranks", a.ranks, "N", "Number of ranks (2, or the launcher's)");
+    value("--device", a.device, "host|cuda", "Where the memory is (host); ranks share GPUs if they are more");
+    value("--transport", a.transport, "NAME", "tcp on the host, cuda_p2p on GPUs, or what tandem info lists");
+    value("-b,--minbytes", a.min_bytes, "SIZE", "Smallest size: bytes, or with K, M or G (1M)");
+    value("-e,--maxbytes", a.max_bytes, "SIZE", "Largest size (64M)");
+    value("-f,--stepfactor", a.step_factor, "N", "From one size to the next (2)");
+    value("-n,--iters", a.iterations, "N", "Timed iterations (20)");
+    value("-w,--warmup_iters", a.warmup, "N", "Iterations before them (5)");
+    value("-c,--check", a.check, "0|1", "Check the data of one more iteration with new contents (1)");
+    value("--chunk-tokens", a.chunk_tokens, "C", "Most rows of a chunk (an eighth of a shard, at most 1024)");
+    value("--timeout", a.timeout, "S", "Seconds that an operation may take (60)");
+    bench->add_flag("--json", a.json, "Print one JSON object and nothing else");
+    bench->add_flag("--csv", a.csv, "Print lines of comma-separated values");
+    bench->footer(bench_footer);
+    bench->callback([this] { action_ = [this] { return run_bench_command(bench_, command_line_); }; });
+  }
+
   CLI::App app_{"Context-parallel communication and reference kernels for DeepSeek Sparse Attention", "tandem"};
   LaunchOptions launch_;
   std::string launch_ranks_;
   std::string launch_grace_;
   DsaArguments dsa_;
+  BenchArguments bench_;
   bool info_json_ = false;
   std::vector<std::string> command_line_;
   std::function<int()> action_;

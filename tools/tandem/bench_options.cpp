@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench_options.hpp"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cmath>
+
+#include "comm/plugin_host.hpp"
+#include "usage.hpp"
+
+namespace tandem::cli {
+namespace {
+
+constexpr std::uint64_t mib = 1U << 20;
+
+int integer(const std::optional<std::string>& text, const char* option, std::int64_t otherwise, std::int64_t min,
+            std::int64_t max) {
+  return static_cast<int>(text ? parse_integer(option, *text, min, max) : otherwise);
+}
+
+// Sizes from the smallest to the largest, each the one before times the factor.
+std::vector<std::uint64_t> sizes_of(const BenchArguments& a) {
+  const std::uint64_t first = a.min_bytes ? parse_bytes("--minbytes", *a.min_bytes) : mib;
+  const std::uint64_t last = a.max_bytes ? parse_bytes("--maxbytes", *a.max_bytes) : std::max(first, 64 * mib);
+  const auto factor = static_cast<std::uint64_t>(integer(a.step_factor, "--stepfactor", 2, 2, 1024));
+  if (last < first) throw UsageError(fmt::format("--maxbytes: {} is less than --minbytes, {}", last, first));
+  std::vector<std::uint64_t> sizes;
+  for (std::uint64_t size = first; size <= last; size *= factor) sizes.push_back(size);
+  return sizes;
+}
+
+}  // namespace
+
+std::string to_string(BenchOperation operation) {
+  switch (operation) {
+    case BenchOperation::gather:
+      return "gather";
+    case BenchOperation::reduce:
+      return "reduce";
+    case BenchOperation::exchange:
+      return "exchange";
+  }
+  return "?";
+}
+
+std::uint64_t parse_bytes(std::string_view option, std::string_view text) {
+  double value = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const std::string_view unit(stop, static_cast<std::size_t>(text.data() + text.size() - stop));
+  double factor = 1;
+  if (unit == "K" || unit == "k") factor = 1024;
+  if (unit == "M" || unit == "m") factor = 1024.0 * 1024;
+  if (unit == "G" || unit == "g") factor = 1024.0 * 1024 * 1024;
+  const bool known = unit.empty() || factor > 1;
+  if (error != std::errc{} || !known || !std::isfinite(value) || value * factor < 1 || value * factor > 1e12)
+    throw UsageError(fmt::format("{}: '{}' is not a number of bytes such as 65536, 64K or 1.5M", option, text));
+  return static_cast<std::uint64_t>(value * factor);
+}
+
+BenchJob make_bench_job(const BenchArguments& a, const std::optional<LaunchedRank>& launched) {
+  BenchJob job;
+  job.operation = static_cast<BenchOperation>(parse_choice("bench", a.operation, {"gather", "reduce", "exchange"}));
+  job.ranks = integer(a.ranks, "--ranks", launched ? launched->size : 2, 1, 1024);
+  if (launched && job.ranks != launched->size)
+    throw UsageError(fmt::format("--ranks: {} given, the launcher started {}", job.ranks, launched->size));
+  if (a.device && parse_choice("--device", *a.device, {"host", "cuda"}) == 1) job.device = DeviceKind::cuda;
+  job.transport = a.transport.value_or(job.device == DeviceKind::cuda ? "cuda_p2p" : "tcp");
+  job.transport_chosen = a.transport.has_value();
+  std::vector<std::string> transports;
+  for (const tandem_transport* t : detail::static_transports()) transports.emplace_back(t->name);
+  parse_choice("--transport", job.transport, transports);
+  job.sizes = sizes_of(a);
+  job.iterations = integer(a.iterations, "--iters", 20, 1, 1'000'000);
+  job.warmup = integer(a.warmup, "--warmup_iters", 5, 0, 1'000'000);
+  job.check = integer(a.check, "--check", 1, 0, 1) == 1;
+  job.chunk_tokens = integer(a.chunk_tokens, "--chunk-tokens", 0, 1, 1 << 30);
+  if (a.timeout) job.timeout = parse_seconds("--timeout", *a.timeout);
+  job.json = a.json;
+  job.csv = a.csv;
+  if (job.json && job.csv) throw UsageError("--csv: not together with --json");
+  return job;
+}
+
+}  // namespace tandem::cli
