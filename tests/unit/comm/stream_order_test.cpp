@@ -105,10 +105,10 @@ TEST_P(StreamOrder, AnotherStreamReadsWhileTheLaneIsUsedAgain) {
         for (auto a = m.plan.arrivals().rbegin(); a != m.plan.arrivals().rend(); ++a) {
           work.wait(reader, "kv", a->chunk);
         }
-        work.wait(reader);  // once more is harmless
         reader.run([&m, &right, i, op, kv = work.landed("kv")] { right[i] = m.landed_is(kv, op) ? 1 : 0; });
         read[i] = comm.device().create_event();
         reader.record(read[i]);
+        work.wait(reader);  // once more is harmless
       }
       reader.synchronize(soon());
       EXPECT_EQ(right, std::vector<int>(right.size(), 1));
@@ -198,8 +198,8 @@ TEST_P(StreamOrder, ArenasGrowTogether) {
   });
 }
 
-// Contributions become final on other streams than the one that began the reduction or the one that ends it, and the
-// next but one in the same staging begins before the results are stored.
+// Own contributions become final late, on another stream than the one that begins reductions and the one that ends
+// them; the next but one, in the same staging, is begun before the results are stored.
 TEST_P(StreamOrder, AReductionMaySpreadOverStreams) {
   run_cluster(cluster(4), [](Communicator& comm) {
     constexpr int ops = 5;
@@ -211,13 +211,12 @@ TEST_P(StreamOrder, AReductionMaySpreadOverStreams) {
       const Tensor mine = Tensor::allocate(comm.device(), DType::f32, {m.plan.landed_rows(), wide});
       sums.push_back(Tensor::allocate(comm.device(), DType::f32, {m.plan.rows(), wide}));
       const ReduceField field{"dkv", mine, sums.back()};
-      Reduction reduction = comm.reduce(m.plan, {&field, 1}, streams[static_cast<std::size_t>(op) % 3]);
+      Reduction reduction = comm.reduce(m.plan, {&field, 1}, m.stream);
       EXPECT_THROW(reduction.work().wait(m.stream), Error) << "not finished";
-      std::size_t next = 0;
       for (const ChunkTransfer& t : m.plan.arrivals()) {
-        const Stream& s = streams[next++ % 3];
+        const Stream& s = streams[t.step == 0 ? 1 : 0];
         s.run([&m, &t, mine, op] {
-          if (t.step == 0) std::this_thread::sleep_for(1ms);
+          if (t.step == 0) std::this_thread::sleep_for(2ms);
           for (const tandem::Run& run : t.runs) {
             for (std::int64_t i = run.landed_row; i < run.landed_row + run.rows; ++i) {
               for (std::int64_t c = 0; c < wide; ++c)
@@ -227,12 +226,10 @@ TEST_P(StreamOrder, AReductionMaySpreadOverStreams) {
         });
         reduction.submit(t.chunk, s);
       }
-      const Stream& last = streams[static_cast<std::size_t>(op + 1) % 3];
-      last.run([] { std::this_thread::sleep_for(3ms); });
-      works.push_back(reduction.finish(last));
+      works.push_back(reduction.finish(streams[2]));
     }
-    for (const Work& work : works) work.wait(streams[2]);
-    streams[2].synchronize(soon());
+    for (const Work& work : works) work.wait(streams[1]);
+    streams[1].synchronize(soon());
     for (const Work& work : works) work.synchronize(soon());
     for (int op = 0; op < ops; ++op) {
       for (std::int64_t i = 0; i < m.plan.rows(); ++i) {
@@ -263,6 +260,25 @@ TEST_P(StreamOrder, LandedRowsOutliveTheCommunicator) {
     EXPECT_TRUE(m.landed_is(kv, 1));
     work.wait(m.stream);
     m.stream.synchronize(soon());
+  });
+}
+
+TEST_P(StreamOrder, ASplitGroupHasRegionsOfItsOwn) {
+  run_cluster(cluster(4), [](Communicator& comm) {
+    std::optional<Communicator> half = comm.split(comm.rank() % 2, comm.rank());
+    Member whole(comm, zigzag);
+    Member part(*half, packed);
+    for (int op = 0; op < 3; ++op) {
+      const Work a = whole.gather(op);
+      const Work b = part.gather(op);
+      a.wait(whole.stream);
+      b.wait(part.stream);
+      whole.stream.synchronize(soon());
+      part.stream.synchronize(soon());
+      EXPECT_TRUE(whole.landed_is(a.landed("kv"), op));
+      EXPECT_TRUE(part.landed_is(b.landed("kv"), op));
+    }
+    half->finalize(soon());
   });
 }
 
