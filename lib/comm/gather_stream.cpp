@@ -226,6 +226,11 @@ Work CommunicatorImpl::gather_on_stream(const std::shared_ptr<const Prepared::Da
   const auto slot = static_cast<std::size_t>(gathers_ % Prepared::slots);
   const auto task = std::make_shared<StreamGather>(prepared, slot);
   for (const GatherField& f : fields) task->add_field(*this, f);
+  const std::shared_ptr<OpState> previous = gather_last_[slot].last;
+  if (previous) {
+    previous->poll();
+    previous->stream_op()->check_capture(stream, previous->done());
+  }
 
   const std::shared_ptr<OpState> op = make_op(OpKind::gather, task->names());
   const std::shared_ptr<StreamOp> stream_op = make_stream_op(static_cast<std::uint32_t>(slot), stream);
@@ -235,7 +240,7 @@ Work CommunicatorImpl::gather_on_stream(const std::shared_ptr<const Prepared::Da
   op->keep(task);
   open_op(op);
   ++gathers_;
-  const std::shared_ptr<OpState> previous = std::exchange(gather_last_[slot].last, op);
+  gather_last_[slot].last = op;
   issue([&] {
     if (previous) previous->stream_op()->supersede(stream);
     task->enqueue(*this, *op, *stream_op, stream, task);

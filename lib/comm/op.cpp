@@ -137,7 +137,7 @@ void OpState::finish_if_complete() {
     if (item.arrived) item.arrived->set();
   }
   all_done_->set();
-  kept_.clear();
+  if (!stream_op_) kept_.clear();  // see drop_kept()
 }
 
 void OpState::record_transfer(const OpItem& item) const {
@@ -202,6 +202,7 @@ void OpState::wait_item(const Stream& stream, std::size_t i) {
     };
   }
   if (stream_op_) {
+    stream_op_->check_capture(stream, done());
     wait_in_order([&] { stream_op_->wait(stream, i, on_wait); });
   } else {
     stream.impl().wait(item.arrived, std::move(on_wait));

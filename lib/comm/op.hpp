@@ -133,6 +133,8 @@ class OpState : public std::enable_shared_from_this<OpState> {
   void finish_if_complete();  // with mutex_ held
   void record_transfer(const OpItem& item) const;
   bool watch_until_done(Deadline deadline);
+  /// Lets go of memory when all is done. Outside of the lock, for the last handle of a region calls its transport.
+  void drop_kept();
   /// Calls `wait`; if that fails because the operation just did, the operation's error is the one that is thrown.
   template <class F>
   void wait_in_order(F&& wait) const {

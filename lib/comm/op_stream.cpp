@@ -14,7 +14,15 @@ void OpState::set_stream_op(std::shared_ptr<StreamOp> stream_op) {
 }
 
 void OpState::poll() {
-  if (stream_op_ && !done()) stream_op_->poll(*this);
+  if (!stream_op_ || done()) return;
+  stream_op_->poll(*this);
+  drop_kept();
+}
+
+void OpState::drop_kept() {
+  std::vector<std::shared_ptr<void>> kept;
+  const std::lock_guard lock(mutex_);
+  if (finished_) kept.swap(kept_);
 }
 
 void OpState::seen_begin() {
@@ -48,17 +56,22 @@ void OpState::item_done(std::size_t i) {
 }
 
 void OpState::stopped() {
-  const std::lock_guard lock(mutex_);
   if (!stream_op_) return;
-  in_flight_ = 0;
-  finish_if_complete();
+  {
+    const std::lock_guard lock(mutex_);
+    in_flight_ = 0;
+    finish_if_complete();
+  }
+  drop_kept();
 }
 
 void OpState::leave_to_graph() {
-  const std::lock_guard lock(mutex_);
-  started_ = finished_ = true;
-  kept_.clear();
-  all_done_->set();
+  {
+    const std::lock_guard lock(mutex_);
+    started_ = finished_ = true;
+    all_done_->set();
+  }
+  drop_kept();
 }
 
 bool OpState::watch_until_done(Deadline deadline) {

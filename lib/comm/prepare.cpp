@@ -84,12 +84,13 @@ void CommunicatorImpl::share_arenas(Prepared::Data& data) {
     ByteReader reader(all[static_cast<std::size_t>(r)]);
     const std::uint64_t flags = reader.u64();
     if (flags > endpoint_->flag_limit() / StreamLayout::lanes) {
-      throw Error(
+      const Error error(
           ErrorCode::unsupported,
           fmt::format("rank {} needs {} arrival flags for what one rank sends it in one operation; transport {} "
                       "has {}: use larger chunks, or fewer fields",
                       r, flags, options_.transport, endpoint_->flag_limit() / StreamLayout::lanes),
           r);
+      disagree(error, deadline);
     }
     grow_gather |= reader.u8() != 0;
     grow_reduce |= reader.u8() != 0;
@@ -123,13 +124,13 @@ Region CommunicatorImpl::share_region(std::size_t bytes, Deadline deadline) {
   }
   const auto all =
       meet([&] { return meeting_->collect(fmt::format("region {}", next_meeting_++), mine.bytes(), deadline); });
-  if (error) throw *error;
+  if (error) disagree(*error, deadline);
   std::vector<std::string> blobs;
   for (int r = 0; r < size(); ++r) {
     ByteReader reader(all[static_cast<std::size_t>(r)]);
     if (reader.u8() == 0) {
       const auto code = static_cast<ErrorCode>(reader.i32());
-      throw Error(code, fmt::format("rank {}: {}", r, reader.string()), r);
+      disagree(Error(code, fmt::format("rank {}: {}", r, reader.string()), r), deadline);
     }
     blobs.push_back(reader.string());
   }

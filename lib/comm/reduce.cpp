@@ -133,6 +133,10 @@ Reduction CommunicatorImpl::reduce(const Plan& plan, std::span<const ReduceField
     throw Error(ErrorCode::invalid_usage,
                 fmt::format("{} uses the same staging and is not finished", previous.last->describe()), rank());
   }
+  if (streamed() && previous.last) {
+    previous.last->poll();
+    previous.last->stream_op()->check_capture(stream, previous.last->done());
+  }
   const std::shared_ptr<OpState> op = make_op(OpKind::reduce, std::move(names));
   if (streamed()) op->set_stream_op(make_stream_op(static_cast<std::uint32_t>(Prepared::slots + slot), stream));
   std::vector<ReduceField> list(fields.begin(), fields.end());

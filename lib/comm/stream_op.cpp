@@ -15,7 +15,7 @@ StreamOp::StreamOp(std::weak_ptr<CommunicatorImpl> comm, const Device& device, s
       lane_(lane),
       first_flag_(first_flag),
       home_(home.impl().id()),
-      captured_(home.impl().capturing()) {}
+      capture_(home.impl().capture()) {}
 
 void StreamOp::add_own(std::size_t item) { arrivals_[item]; }
 
@@ -41,7 +41,7 @@ void StreamOp::begun(const Stream& home) {
   begun_ = device_.create_event();
   home.record(begun_);
   is_begun_ = true;
-  if (!captured_) begin_mark_ = home.impl().leave_mark();
+  if (!captured()) begin_mark_ = home.impl().leave_mark();
 }
 
 void StreamOp::follow(const Stream& stream) {
@@ -51,7 +51,7 @@ void StreamOp::follow(const Stream& stream) {
 
 void StreamOp::finishing(const Stream& stream) {
   const std::scoped_lock lock(mutex_, poll_mutex_);
-  if (!captured_) start_mark_ = stream.impl().leave_mark();
+  if (!captured()) start_mark_ = stream.impl().leave_mark();
 }
 
 void StreamOp::finished(const Stream& stream) {
@@ -60,7 +60,7 @@ void StreamOp::finished(const Stream& stream) {
   stream.record(finished_);
   finished_on_ = stream.impl().id();
   is_finished_ = true;
-  if (!captured_) finish_mark_ = stream.impl().leave_mark();
+  if (!captured()) finish_mark_ = stream.impl().leave_mark();
 }
 
 void StreamOp::set_successor(std::shared_ptr<const MarkImpl> begun) {
@@ -69,7 +69,7 @@ void StreamOp::set_successor(std::shared_ptr<const MarkImpl> begun) {
 }
 
 void StreamOp::wait_event(const Stream& stream, const Event& event, std::uint64_t recorded_on) const {
-  if (stream.impl().id() != recorded_on) stream.wait(event);
+  if (stream.impl().id() != recorded_on && stream.impl().capture() == capture_) stream.wait(event);
 }
 
 void StreamOp::wait_flag(const Stream& stream, Arrival& a, const OnWait& on_wait) {
@@ -80,7 +80,7 @@ void StreamOp::wait_flag(const Stream& stream, Arrival& a, const OnWait& on_wait
   // Ahead of the beginning the flag may still be up from the lane's operation before.
   if (is_begun_) wait_event(stream, begun_, home_);
   comm->with_endpoint([&](Endpoint& endpoint) {
-    const bool traced = on_wait && !captured_;
+    const bool traced = on_wait && !captured();
     struct Begin {
       std::int64_t ns = 0;
       bool stalled = false;
@@ -139,8 +139,18 @@ void StreamOp::wait_rest(const Stream& stream) {
   if (const auto comm = comm_.lock()) comm->with_endpoint([&](Endpoint& endpoint) { endpoint.wait_sent(stream); });
 }
 
+void StreamOp::check_capture(const Stream& stream, bool done) const {
+  const std::uint64_t capture = stream.impl().capture();
+  if (capture == 0 || capture == capture_ || captured() || done) return;
+  throw Error(
+      ErrorCode::invalid_usage,
+      "an operation that is under way outside of a graph is waited for while the graph is captured: synchronize "
+      "with it first");
+}
+
 void StreamOp::supersede(const Stream& next) {
   const std::lock_guard lock(mutex_);
+  const bool apart = next.impl().capture() != capture_;
   if (is_begun_) wait_event(next, begun_, home_);
   for (auto& [item, a] : arrivals_) {
     if (!a.remote) continue;
@@ -153,7 +163,7 @@ void StreamOp::supersede(const Stream& next) {
     if (a.place && a.outlives_slot) place_on(next, a);
   }
   if (is_finished_) wait_event(next, finished_, finished_on_);
-  if (has_sends()) {
+  if (has_sends() && !apart) {
     if (const auto comm = comm_.lock()) comm->with_endpoint([&](Endpoint& endpoint) { endpoint.wait_sent(next); });
   }
   superseded_ = device_.create_event();
@@ -184,7 +194,7 @@ void StreamOp::drop() {
 
 void StreamOp::poll(OpState& op) {
   const std::unique_lock lock(poll_mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || captured_) return;  // another thread is at it
+  if (!lock.owns_lock() || captured()) return;  // another thread is at it
   if (!seen_begin_) {
     if (!begin_mark_ || !begin_mark_->reached()) return;
     seen_begin_ = true;

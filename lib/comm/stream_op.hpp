@@ -39,7 +39,7 @@ class StreamOp {
   std::uint32_t lane() const noexcept { return lane_; }
   std::uint32_t first_flag() const noexcept { return first_flag_; }
   /// The operation is part of a graph: no host thread sees it run.
-  bool captured() const noexcept { return captured_; }
+  bool captured() const noexcept { return capture_ != 0; }
 
   // Building. Items are OpState's.
   void expect_finish() { expects_finish_ = true; }
@@ -59,6 +59,9 @@ class StreamOp {
   /// Reductions: `stream` is about to wait for contributions; it has stored the results.
   void finishing(const Stream& stream);
   void finished(const Stream& stream);
+  /// Throws invalid_usage if `stream` is being captured and this is neither `done` nor part of the same graph: a graph
+  /// cannot depend on what runs outside of it.
+  void check_capture(const Stream& stream, bool done) const;
   /// Puts the next operation of the lane behind this one. Flags and staging are its own from here on.
   void supersede(const Stream& next);
   /// When the one that has superseded this has begun, this one is over.
@@ -92,6 +95,7 @@ class StreamOp {
   };
   void wait_flag(const Stream& stream, Arrival& arrival, const OnWait& on_wait);
   void place_on(const Stream& stream, Arrival& arrival);
+  /// Nothing if they are of different graphs: their order is for the caller to see to, by that of their launches.
   void wait_event(const Stream& stream, const Event& event, std::uint64_t recorded_on) const;
   bool has_sends() const noexcept { return !sends_.empty(); }
 
@@ -100,7 +104,7 @@ class StreamOp {
   const std::uint32_t lane_;
   const std::uint32_t first_flag_;
   const std::uint64_t home_;
-  const bool captured_;
+  const std::uint64_t capture_;
 
   std::mutex mutex_;                         // what is enqueued
   std::map<std::size_t, Arrival> arrivals_;  // by item; the keys are fixed once the operation is issued

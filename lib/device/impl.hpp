@@ -62,8 +62,8 @@ class StreamImpl {
   virtual void run(std::function<void()> task) = 0;
   /// Never on a stream that is being captured: a replay would write the mark again, which may be another's by then.
   virtual std::shared_ptr<const MarkImpl> leave_mark() = 0;
-  /// True while the work given is recorded in a graph instead of running.
-  virtual bool capturing() const { return false; }
+  /// Of the capture that records the work given, instead of running it; 0 if none does.
+  virtual std::uint64_t capture() const { return 0; }
   // See device/rows.hpp.
   virtual void move_rows(const RowRuns& runs, std::span<const RowMove> moves,
                          const std::shared_ptr<const void>& keep) = 0;

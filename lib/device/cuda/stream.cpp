@@ -128,7 +128,7 @@ void CudaStream::run(std::function<void()> task) {
 }
 
 std::shared_ptr<const MarkImpl> CudaStream::leave_mark() {
-  if (capturing()) {
+  if (capture() != 0) {
     throw Error(ErrorCode::invalid_usage, fmt::format("stream '{}' cannot leave a mark while captured", name()));
   }
   const DeviceGuard guard(context());
@@ -141,11 +141,12 @@ std::shared_ptr<const MarkImpl> CudaStream::leave_mark() {
   return mark;
 }
 
-bool CudaStream::capturing() const {
+std::uint64_t CudaStream::capture() const {
   const DeviceGuard guard(context());
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check(cudaStreamIsCapturing(stream_, &status), "cudaStreamIsCapturing", context().ordinal);
-  return status != cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  check(cudaStreamGetCaptureInfo(stream_, &status, &id), "cudaStreamGetCaptureInfo", context().ordinal);
+  return status == cudaStreamCaptureStatusNone ? 0 : id;
 }
 
 void CudaStream::move_rows(const RowRuns& runs, std::span<const RowMove> moves,

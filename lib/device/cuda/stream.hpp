@@ -34,7 +34,7 @@ class CudaStream final : public StreamImpl {
   void copy(void* destination, const void* source, std::size_t bytes) override;
   void run(std::function<void()> task) override;
   std::shared_ptr<const MarkImpl> leave_mark() override;
-  bool capturing() const override;
+  std::uint64_t capture() const override;
   void move_rows(const RowRuns& runs, std::span<const RowMove> moves, const std::shared_ptr<const void>& keep) override;
   void round_rows(const RowRuns& runs, const RowRounding& rounding, const std::shared_ptr<const void>& keep) override;
   void sum_rows(const RowSum& sum, const std::shared_ptr<const void>& keep) override;

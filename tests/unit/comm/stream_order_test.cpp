@@ -89,8 +89,8 @@ struct Member {
 // The reading stream is not the one that gathers. It only follows the operations by waiting for them, so its wait must
 // not be satisfied by what was left of the operation before in the same slot.
 TEST_P(StreamOrder, AnotherStreamReadsWhileTheLaneIsUsedAgain) {
-  for (const Batch& batch : {zigzag, packed}) {
-    run_cluster(cluster(3), [&](Communicator& comm) {
+  for (const auto& [batch, ranks] : {std::pair(zigzag, 3), {packed, 3}, {zigzag, 1}}) {
+    run_cluster(cluster(ranks), [&batch = batch, ranks = ranks](Communicator& comm) {
       Member m(comm, batch);
       const Stream reader = comm.device().create_stream({.name = "reader"});
       std::vector<int> right(8, -1);
@@ -99,16 +99,16 @@ TEST_P(StreamOrder, AnotherStreamReadsWhileTheLaneIsUsedAgain) {
         const auto i = static_cast<std::size_t>(op);
         // The readers of the slot are the caller's to wait for.
         if (op >= 2) m.stream.wait(read[i - 2]);
-        if (op % 3 == comm.rank()) m.stream.run([] { std::this_thread::sleep_for(2ms); });
+        if (op % ranks == comm.rank()) m.stream.run([] { std::this_thread::sleep_for(2ms); });
         const Work work = m.gather(op);
         // What arrives last first, own rows at the end: nothing else puts the reader behind the beginning.
         for (auto a = m.plan.arrivals().rbegin(); a != m.plan.arrivals().rend(); ++a) {
           work.wait(reader, "kv", a->chunk);
         }
-        work.wait(reader);  // once more is harmless
         reader.run([&m, &right, i, op, kv = work.landed("kv")] { right[i] = m.landed_is(kv, op) ? 1 : 0; });
         read[i] = comm.device().create_event();
         reader.record(read[i]);
+        work.wait(reader);  // once more is harmless
       }
       reader.synchronize(soon());
       EXPECT_EQ(right, std::vector<int>(right.size(), 1));
@@ -180,13 +180,13 @@ TEST_P(StreamOrder, KeptRowsOutliveTheSlots) {
 
 // Which of the ranks need more memory differs from shape to shape; regions must have the same number on all.
 TEST_P(StreamOrder, ArenasGrowTogether) {
-  const Batch small{{0, 12}, {}, Partition::contiguous, {4, 2, 8, 16}};
-  const Batch larger{{0, 1, 40}, {}, Partition::contiguous, {4, 2, 8, 16}};
+  const Batch small{{0, 12}, {}, Partition::zigzag, {4, 2, 8, 16}};
+  const Batch more_at_the_end{{0, 30}, {}, Partition::contiguous, {4, 2, 8, 16}};  // rank 0 needs 10 rows, rank 2 all
   run_cluster(cluster(3), [&](Communicator& comm) {
     std::vector<Member> members;
     members.reserve(4);
     int op = 0;
-    for (const Batch& batch : {zigzag, small, larger, packed}) {
+    for (const Batch& batch : {small, more_at_the_end, packed, zigzag}) {
       members.emplace_back(comm, batch);
       for (Member& m : members) {  // older ones as well
         const Work work = m.gather(++op);
@@ -198,21 +198,25 @@ TEST_P(StreamOrder, ArenasGrowTogether) {
   });
 }
 
-// Contributions become final on other streams than the one that began the reduction or the one that ends it.
+// Own contributions become final late, on another stream than the one that begins reductions and the one that ends
+// them; the next but one, in the same staging, is begun before the results are stored.
 TEST_P(StreamOrder, AReductionMaySpreadOverStreams) {
-  run_cluster(cluster(4), [&](Communicator& comm) {
+  run_cluster(cluster(4), [](Communicator& comm) {
+    constexpr int ops = 5;
     Member m(comm, zigzag);
     const std::vector<Stream> streams{m.stream, comm.device().create_stream(), comm.device().create_stream()};
-    for (int op = 0; op < 5; ++op) {
+    std::vector<Tensor> sums;
+    std::vector<Work> works;
+    for (int op = 0; op < ops; ++op) {
       const Tensor mine = Tensor::allocate(comm.device(), DType::f32, {m.plan.landed_rows(), wide});
-      const Tensor sum = Tensor::allocate(comm.device(), DType::f32, {m.plan.rows(), wide});
-      const ReduceField field{"dkv", mine, sum};
-      Reduction reduction = comm.reduce(m.plan, {&field, 1}, streams[static_cast<std::size_t>(op) % 3]);
+      sums.push_back(Tensor::allocate(comm.device(), DType::f32, {m.plan.rows(), wide}));
+      const ReduceField field{"dkv", mine, sums.back()};
+      Reduction reduction = comm.reduce(m.plan, {&field, 1}, m.stream);
       EXPECT_THROW(reduction.work().wait(m.stream), Error) << "not finished";
-      std::size_t next = 0;
       for (const ChunkTransfer& t : m.plan.arrivals()) {
-        const Stream& s = streams[next++ % 3];
+        const Stream& s = streams[t.step == 0 ? 1 : 0];
         s.run([&m, &t, mine, op] {
+          if (t.step == 0) std::this_thread::sleep_for(2ms);
           for (const tandem::Run& run : t.runs) {
             for (std::int64_t i = run.landed_row; i < run.landed_row + run.rows; ++i) {
               for (std::int64_t c = 0; c < wide; ++c)
@@ -222,16 +226,20 @@ TEST_P(StreamOrder, AReductionMaySpreadOverStreams) {
         });
         reduction.submit(t.chunk, s);
       }
-      const Work work = reduction.finish(streams[static_cast<std::size_t>(op + 1) % 3]);
-      work.wait(streams[2]);
-      streams[2].synchronize(soon());
+      works.push_back(reduction.finish(streams[2]));
+    }
+    for (const Work& work : works) work.wait(streams[1]);
+    streams[1].synchronize(soon());
+    for (const Work& work : works) work.synchronize(soon());
+    for (int op = 0; op < ops; ++op) {
       for (std::int64_t i = 0; i < m.plan.rows(); ++i) {
         const std::int64_t p = m.plan.layout().global_position(comm.rank(), i);
         int count = 0;
         for (int r = 0; r < comm.size(); ++r) count += zigzag.plan(r, comm.size()).to_landed(p) >= 0;
-        ASSERT_EQ(sum.data_as<float>()[i * wide + 1], static_cast<float>(count) * static_cast<float>(p + 1 + op)) << p;
+        EXPECT_EQ(sums[static_cast<std::size_t>(op)].data_as<float>()[i * wide + 1],
+                  static_cast<float>(count) * static_cast<float>(p + 1 + op))
+            << "position " << p << " op " << op;
       }
-      work.synchronize(soon());
     }
   });
 }
@@ -252,6 +260,25 @@ TEST_P(StreamOrder, LandedRowsOutliveTheCommunicator) {
     EXPECT_TRUE(m.landed_is(kv, 1));
     work.wait(m.stream);
     m.stream.synchronize(soon());
+  });
+}
+
+TEST_P(StreamOrder, ASplitGroupHasRegionsOfItsOwn) {
+  run_cluster(cluster(4), [](Communicator& comm) {
+    std::optional<Communicator> half = comm.split(comm.rank() % 2, comm.rank());
+    Member whole(comm, zigzag);
+    Member part(*half, packed);
+    for (int op = 0; op < 3; ++op) {
+      const Work a = whole.gather(op);
+      const Work b = part.gather(op);
+      a.wait(whole.stream);
+      b.wait(part.stream);
+      whole.stream.synchronize(soon());
+      part.stream.synchronize(soon());
+      EXPECT_TRUE(whole.landed_is(a.landed("kv"), op));
+      EXPECT_TRUE(part.landed_is(b.landed("kv"), op));
+    }
+    half->finalize(soon());
   });
 }
 

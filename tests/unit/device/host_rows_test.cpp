@@ -101,7 +101,7 @@ TEST(HostRows, AMarkIsReachedWhenTheStreamGetsThere) {
   const auto after = s.impl().leave_mark();
   while (!before->reached()) std::this_thread::yield();
   EXPECT_FALSE(after->reached());
-  EXPECT_FALSE(s.impl().capturing());
+  EXPECT_EQ(s.impl().capture(), 0U);
   go->set();
   s.synchronize(soon());
   EXPECT_TRUE(after->reached());
