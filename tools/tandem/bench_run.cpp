@@ -235,7 +235,9 @@ std::unique_ptr<Operation> make_operation(const BenchJob& job, Communicator& com
 
 void summarize(std::vector<double> us, BenchRow& row) {
   std::sort(us.begin(), us.end());
-  const auto at = [&](double q) { return us[static_cast<std::size_t>(q * static_cast<double>(us.size() - 1) + 0.5)]; };
+  const auto at = [&](double q) {
+    return us[static_cast<std::size_t>(std::llround(q * static_cast<double>(us.size() - 1)))];
+  };
   row.median_us = at(0.5);
   row.p95_us = at(0.95);
   const double count = static_cast<double>(us.size());
