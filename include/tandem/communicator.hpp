@@ -63,7 +63,8 @@ struct GatherField {
   /// [rows, row...]: this rank's shard. Read from the moment the stream gets here until wait(stream) is passed.
   Tensor source;
   /// [landed_rows, row...], or empty to land in the slot that the communicator keeps for it. Give one for rows that
-  /// must outlive the next gather but one. If the communicator is one-sided it has to lie in a buffer of its allocate().
+  /// must outlive the next gather but one. If the communicator is one-sided it has to lie in a buffer of its
+  /// allocate().
   Tensor destination;
 };
 
@@ -174,10 +175,10 @@ class TANDEM_EXPORT Communicator {
   Work exchange(std::span<const Transfer> transfers, const Stream& stream);
 
   /// Device memory that peers may write to: where gathers over a one-sided transport may land, besides their slots.
-  /// Collective, blocks up to the rendezvous timeout; `bytes` may differ between ranks. A destination in it has to begin
-  /// at the same offset of the same buffer on all ranks. Throws out_of_memory, on all ranks if on one. Buffers of a
-  /// one-sided transport keep it open after this communicator is closed, and so does all that shares them (landed rows,
-  /// Works, Prepared).
+  /// Collective, blocks up to the rendezvous timeout; `bytes` may differ between ranks. A destination in it has to
+  /// begin at the same offset of the same buffer on all ranks. Throws out_of_memory, on all ranks if on one. Buffers of
+  /// a one-sided transport keep it open after this communicator is closed, and so does all that shares them (landed
+  /// rows, Works, Prepared).
   Buffer allocate(std::size_t bytes);
   /// Peers write to this rank's memory by themselves, so that gathers land only in their slots and in buffers of
   /// allocate().

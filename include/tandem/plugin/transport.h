@@ -178,9 +178,9 @@ typedef struct tandem_transport {
   uint32_t flag_limit; /* STREAM_ORDERED */
   uint32_t lane_limit;
 
-  /* STREAM_ORDERED, optional: 1 if the buffers of everything that the lane's operation sends to `peer` have been read: a
-   * word for each lane and peer that the beginning resets, and that the transport raises after the sends of a post with
-   * `last`. Called like arrived. Without it a host thread takes sends for done when they are posted. */
+  /* STREAM_ORDERED, optional: 1 if the buffers of everything that the lane's operation sends to `peer` have been read:
+   * a word for each lane and peer that the beginning resets, and that the transport raises after the sends of a post
+   * with `last`. Called like arrived. Without it a host thread takes sends for done when they are posted. */
   int32_t (*sent)(tandem_transport_context* context, int32_t peer, uint32_t lane);
 } tandem_transport;
 

@@ -106,9 +106,9 @@ TEST_P(StreamOrder, AnotherStreamReadsWhileTheLaneIsUsedAgain) {
           work.wait(reader, "kv", a->chunk);
         }
         reader.run([&m, &right, i, op, kv = work.landed("kv")] { right[i] = m.landed_is(kv, op) ? 1 : 0; });
+        work.wait(reader);  // once more is harmless
         read[i] = comm.device().create_event();
         reader.record(read[i]);
-        work.wait(reader);  // once more is harmless
       }
       reader.synchronize(soon());
       EXPECT_EQ(right, std::vector<int>(right.size(), 1));
