@@ -31,7 +31,8 @@ class GpuRows : public GpuTest {
     if (bytes > 0 && cudaMemcpy(b.data(), data, bytes, cudaMemcpyDefault) != cudaSuccess) {
       throw std::runtime_error("upload failed");
     }
-    // A copy from pageable memory may still be on its way when cudaMemcpy returns, and other streams do not wait for it.
+    // A copy from pageable memory may still be on its way when cudaMemcpy returns, and other streams do not wait for
+    // it.
     if (cudaDeviceSynchronize() != cudaSuccess) throw std::runtime_error("upload failed");
     return b;
   }
