@@ -55,11 +55,9 @@ Communicator Communicator::create(const CommunicatorOptions& given) {
   if (chosen) options.transport = env.transport.value_or(on_gpu ? "cuda_p2p" : "tcp");
   if (options.transport == "tcp" && env.interface) options.transport_options.try_emplace("interface", *env.interface);
   const tandem_transport& transport = detail::find_transport(options.transport);
-  const bool streamed = (transport.capabilities & TANDEM_CAP_STREAM_ORDERED) != 0;
-  if (on_gpu && !streamed) {
+  if (on_gpu && (transport.capabilities & TANDEM_CAP_DEVICE_MEMORY) == 0) {
     throw Error(ErrorCode::unsupported,
-                fmt::format("transport {} moves memory of the host, and this rank's is that of {}", options.transport,
-                            options.device.describe()),
+                fmt::format("transport {} cannot move memory of {}", options.transport, options.device.describe()),
                 options.rank);
   }
   detail::Group group;

@@ -74,16 +74,12 @@ std::optional<Error> compare_hellos(const std::vector<Hello>& hellos) {
   return std::nullopt;
 }
 
-void check_device(const tandem_transport& transport, const Device& device, int rank) {
+void check_kind(const tandem_transport& transport, int rank) {
   if ((transport.capabilities & TANDEM_CAP_STREAM_ORDERED) != 0 && !is_stream_ordered(transport)) {
     throw Error(
         ErrorCode::unsupported,
         fmt::format("transport {} is stream-ordered but not one-sided, which nothing here drives", transport.name),
         rank);
-  }
-  if (device.kind() != DeviceKind::host && (transport.capabilities & TANDEM_CAP_DEVICE_MEMORY) == 0) {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("transport {} cannot move memory of {}", transport.name, device.describe()), rank);
   }
 }
 
@@ -173,7 +169,7 @@ void CommunicatorImpl::establish() {
   std::copy_n(group_bytes.begin(), std::min(group_bytes.size(), group.size()), group.begin());
 
   const tandem_transport& transport = find_transport(options_.transport);
-  check_device(transport, options_.device, rank());
+  check_kind(transport, rank());
   endpoint_ = std::make_shared<Endpoint>(transport, rank(), size(), group, options_.transport_options,
                                          options_.device.impl().cuda_ordinal(),
                                          [weak = weak_from_this()](int peer, const std::string& reason) {
