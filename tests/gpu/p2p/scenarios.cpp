@@ -47,7 +47,8 @@ void operations(const Arguments& a) {
   if (!worker.drain(seconds(a.number("without", 0) != 0 ? 2 : 10)))
     throw std::runtime_error("the operations did not finish in time");
   worker.expect_all_right();
-  worker.meet();
+  // Where a step is left out the other rank may have failed already, and would not come. It needs nothing of this one.
+  if (a.number("without", 0) == 0) worker.meet();
 }
 
 /// One graph of two operations, one on each lane, replayed: sources change from replay to replay, destinations are
