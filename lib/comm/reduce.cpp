@@ -9,22 +9,22 @@
 
 namespace tandem::detail {
 
-ReductionState::ReductionState(std::shared_ptr<OpState> o, std::shared_ptr<const Prepared::Data> p,
-                               std::vector<ReduceField> list, Buffer memory)
-    : prepared(std::move(p)), fields(std::move(list)), staging(std::move(memory)), op_(std::move(o)) {
-  const Plan& plan = prepared->plan;
+ReductionState::ReductionState(std::shared_ptr<OpState> op, std::shared_ptr<const Prepared::Data> prepared,
+                               std::vector<ReduceField> fields, Buffer staging)
+    : op_(std::move(op)), prepared_(std::move(prepared)), fields_(std::move(fields)), staging_(std::move(staging)) {
+  const Plan& plan = prepared_->plan;
   const std::span<const Chunk> own = plan.chunks_of(plan.rank());
-  departures_of.resize(own.size());
+  departures_of_.resize(own.size());
   for (std::size_t d = 0; d < plan.departures().size(); ++d) {
-    departures_of[static_cast<std::size_t>(plan.departures()[d].chunk - own.front().id)].push_back(d);
+    departures_of_[static_cast<std::size_t>(plan.departures()[d].chunk - own.front().id)].push_back(d);
   }
   for (std::size_t a = 0; a < plan.arrivals().size(); ++a) arrival_of_[plan.arrivals()[a].chunk] = a;
 
-  for (std::size_t f = 0; f < fields.size(); ++f) {
-    const auto& specs = prepared->spec.reduce;
+  for (std::size_t f = 0; f < fields_.size(); ++f) {
+    const auto& specs = prepared_->spec.reduce;
     std::size_t s = 0;
-    while (specs[s].name != fields[f].name) ++s;  // reduce() has checked that it is there
-    spec_index.push_back(s);
+    while (specs[s].name != fields_[f].name) ++s;  // reduce() has checked that it is there
+    spec_index_.push_back(s);
     auto add = [&](const ChunkTransfer& t, bool receive) {
       OpItem item;
       item.receive = receive;
@@ -34,12 +34,13 @@ ReductionState::ReductionState(std::shared_ptr<OpState> o, std::shared_ptr<const
       item.bytes = wire_bytes(f, t);
       return op_->add_item(std::move(item));
     };
-    std::vector<std::size_t> in;
-    for (const ChunkTransfer& t : plan.departures()) in.push_back(add(t, true));
-    incoming.push_back(std::move(in));
-    std::vector<Outgoing> out;
-    for (const ChunkTransfer& t : plan.arrivals()) out.push_back({t.step == 0 ? 0 : add(t, false), t.step == 0, false});
-    outgoing.push_back(std::move(out));
+    std::vector<std::size_t> incoming;
+    for (const ChunkTransfer& t : plan.departures()) incoming.push_back(add(t, true));
+    incoming_.push_back(std::move(incoming));
+    std::vector<Outgoing> outgoing;
+    for (const ChunkTransfer& t : plan.arrivals())
+      outgoing.push_back({t.step == 0 ? 0 : add(t, false), t.step == 0, false});
+    outgoing_.push_back(std::move(outgoing));
   }
   op_->expect_task();  // finish
 }
@@ -50,17 +51,17 @@ Tag ReductionState::tag(std::size_t field, ChunkId chunk) const {
 }
 
 const float* ReductionState::contribution_row(std::size_t field, std::int64_t landed_row) const {
-  const Tensor& t = fields[field].contributions;
+  const Tensor& t = fields_[field].contributions;
   return t.data_as<const float>() + landed_row * t.stride(0);
 }
 
 std::byte* ReductionState::receive_staging(std::size_t field, std::size_t departure) const {
-  return static_cast<std::byte*>(staging.data()) + prepared->reduce.receive[spec_index[field]][departure].offset;
+  return static_cast<std::byte*>(staging_.data()) + prepared_->reduce.receive[spec_index_[field]][departure].offset;
 }
 
 std::byte* ReductionState::send_staging(std::size_t field, std::size_t arrival) const {
-  const Prepared::Data::Staging& s = prepared->reduce.send[spec_index[field]][arrival];
-  return s.bytes > 0 ? static_cast<std::byte*>(staging.data()) + s.offset : nullptr;
+  const Prepared::Data::Staging& s = prepared_->reduce.send[spec_index_[field]][arrival];
+  return s.bytes > 0 ? static_cast<std::byte*>(staging_.data()) + s.offset : nullptr;
 }
 
 std::uint64_t ReductionState::wire_bytes(std::size_t field, const ChunkTransfer& transfer) const {
@@ -71,15 +72,15 @@ void ReductionState::submit(std::string_view field, ChunkId chunk, const Stream&
   op_->status().throw_if_failed();
   if (finished_) throw Error(ErrorCode::invalid_usage, fmt::format("{}: submit after finish", op_->describe()));
   std::size_t f = 0;
-  while (f < fields.size() && fields[f].name != field) ++f;
-  if (f == fields.size())
+  while (f < fields_.size() && fields_[f].name != field) ++f;
+  if (f == fields_.size())
     throw Error(ErrorCode::invalid_argument, fmt::format("{} has no field '{}'", op_->describe(), field));
   const auto it = arrival_of_.find(chunk);
   if (it == arrival_of_.end()) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("{}: this rank contributes nothing to chunk {}", op_->describe(), chunk));
   }
-  Outgoing& out = outgoing[f][it->second];
+  Outgoing& out = outgoing_[f][it->second];
   if (out.submitted) {
     throw Error(ErrorCode::invalid_usage,
                 fmt::format("{}: chunk {} of '{}' is submitted twice", op_->describe(), chunk, field));
@@ -93,17 +94,17 @@ void ReductionState::submit(std::string_view field, ChunkId chunk, const Stream&
 }
 
 void ReductionState::submit(ChunkId chunk, const Stream& stream) {
-  for (const ReduceField& field : fields) submit(field.name, chunk, stream);
+  for (const ReduceField& field : fields_) submit(field.name, chunk, stream);
 }
 
 void ReductionState::finish(const Stream& stream) {
   op_->status().throw_if_failed();
   if (finished_) throw Error(ErrorCode::invalid_usage, fmt::format("{} is finished already", op_->describe()));
-  for (std::size_t f = 0; f < fields.size(); ++f) {
-    for (std::size_t a = 0; a < outgoing[f].size(); ++a) {
-      if (outgoing[f][a].submitted) continue;
+  for (std::size_t f = 0; f < fields_.size(); ++f) {
+    for (std::size_t a = 0; a < outgoing_[f].size(); ++a) {
+      if (outgoing_[f][a].submitted) continue;
       throw Error(ErrorCode::invalid_usage, fmt::format("{}: chunk {} of '{}' has not been submitted", op_->describe(),
-                                                        plan().arrivals()[a].chunk, fields[f].name));
+                                                        plan().arrivals()[a].chunk, fields_[f].name));
     }
   }
   finished_ = true;

@@ -18,8 +18,8 @@ class CommunicatorImpl;
 /// for the two kinds of transport to say.
 class ReductionState : public std::enable_shared_from_this<ReductionState> {
  public:
-  ReductionState(std::shared_ptr<OpState> o, std::shared_ptr<const Prepared::Data> p, std::vector<ReduceField> list,
-                 Buffer memory);
+  ReductionState(std::shared_ptr<OpState> op, std::shared_ptr<const Prepared::Data> prepared,
+                 std::vector<ReduceField> fields, Buffer staging);
   virtual ~ReductionState() = default;
   ReductionState(const ReductionState&) = delete;
   ReductionState& operator=(const ReductionState&) = delete;
@@ -38,8 +38,8 @@ class ReductionState : public std::enable_shared_from_this<ReductionState> {
   virtual void own_is_final(const Stream& /*stream*/) {}
   virtual void add_all(const Stream& stream) = 0;
 
-  const Plan& plan() const { return prepared->plan; }
-  const FieldSpec& spec(std::size_t field) const { return prepared->spec.reduce[spec_index[field]]; }
+  const Plan& plan() const { return prepared_->plan; }
+  const FieldSpec& spec(std::size_t field) const { return prepared_->spec.reduce[spec_index_[field]]; }
   Tag tag(std::size_t field, ChunkId chunk) const;
   const float* contribution_row(std::size_t field, std::int64_t landed_row) const;
   std::byte* receive_staging(std::size_t field, std::size_t departure) const;
@@ -53,16 +53,17 @@ class ReductionState : public std::enable_shared_from_this<ReductionState> {
     bool submitted = false;
   };
 
-  const std::shared_ptr<const Prepared::Data> prepared;
-  const std::vector<ReduceField> fields;
-  const Buffer staging;
-  std::vector<std::size_t> spec_index;                  // of each field in the prepared spec
-  std::vector<std::vector<Outgoing>> outgoing;          // [field][arrival]
-  std::vector<std::vector<std::size_t>> incoming;       // [field][departure] -> item
-  std::vector<std::vector<std::size_t>> departures_of;  // [own chunk - first own] -> departures, in the order of adding
+  const std::shared_ptr<OpState> op_;
+  const std::shared_ptr<const Prepared::Data> prepared_;
+  const std::vector<ReduceField> fields_;
+  const Buffer staging_;
+  std::vector<std::size_t> spec_index_;             // of each field in the prepared spec
+  std::vector<std::vector<Outgoing>> outgoing_;     // [field][arrival]
+  std::vector<std::vector<std::size_t>> incoming_;  // [field][departure] -> item
+  std::vector<std::vector<std::size_t>>
+      departures_of_;  // [own chunk - first own] -> departures, in the order of adding
 
  private:
-  const std::shared_ptr<OpState> op_;
   std::map<ChunkId, std::size_t> arrival_of_;  // chunk -> arrival
   bool finished_ = false;
 };

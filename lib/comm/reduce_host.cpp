@@ -39,8 +39,8 @@ void store_row(const Tensor& result, std::int64_t row, const float* sum, std::in
 class HostReduction final : public ReductionState {
  public:
   HostReduction(const std::shared_ptr<CommunicatorImpl>& comm, std::shared_ptr<OpState> op,
-                std::shared_ptr<const Prepared::Data> p, std::vector<ReduceField> list, Buffer memory)
-      : ReductionState(std::move(op), std::move(p), std::move(list), std::move(memory)), comm_(comm) {}
+                std::shared_ptr<const Prepared::Data> prepared, std::vector<ReduceField> fields, Buffer staging)
+      : ReductionState(std::move(op), std::move(prepared), std::move(fields), std::move(staging)), comm_(comm) {}
 
   void begin(const Stream& stream, const std::shared_ptr<OpState>& previous) override {
     if (previous) stream.impl().wait(previous->all_done(), {});
@@ -48,14 +48,14 @@ class HostReduction final : public ReductionState {
     stream.run([this, self = shared_from_this()] {
       std::vector<WireTransfer> transfers;
       std::vector<std::size_t> items;
-      for (std::size_t f = 0; f < fields.size(); ++f) {
+      for (std::size_t f = 0; f < fields_.size(); ++f) {
         for (std::size_t d = 0; d < plan().departures().size(); ++d) {
           const ChunkTransfer& t = plan().departures()[d];
           transfers.push_back({t.peer, true, receive_staging(f, d), wire_bytes(f, t), tag(f, t.chunk).encode()});
-          items.push_back(incoming[f][d]);
+          items.push_back(incoming_[f][d]);
         }
       }
-      if (const auto impl = comm_.lock()) impl->post(op(), transfers, std::move(items));
+      if (const auto impl = comm_.lock()) impl->post(op_, transfers, std::move(items));
     });
   }
 
@@ -65,17 +65,17 @@ class HostReduction final : public ReductionState {
   }
 
   void add_all(const Stream& stream) override {
-    stream.run([op = op()] { op->start(); });
-    for (std::size_t f = 0; f < fields.size(); ++f) {
+    stream.run([op = op_] { op->start(); });
+    for (std::size_t f = 0; f < fields_.size(); ++f) {
       const std::span<const Chunk> own = plan().chunks_of(plan().rank());
       for (std::size_t c = 0; c < own.size(); ++c) {
-        for (const std::size_t d : departures_of[c]) op()->wait_item(stream, incoming[f][d]);
+        for (const std::size_t d : departures_of_[c]) op_->wait_item(stream, incoming_[f][d]);
         stream.run([this, self = shared_from_this(), f, c] {
-          if (op()->status().ok()) add_chunk(f, c);
+          if (op_->status().ok()) add_chunk(f, c);
         });
       }
     }
-    stream.run([op = op()] { op->task_done(); });
+    stream.run([op = op_] { op->task_done(); });
   }
 
   // The owner takes one block of rows; where they lie in one piece here they leave without a copy.
@@ -93,7 +93,7 @@ class HostReduction final : public ReductionState {
       }
     }
     const WireTransfer transfer{t.peer, false, const_cast<void*>(data), wire_bytes(f, t), tag(f, t.chunk).encode()};
-    if (const auto impl = comm_.lock()) impl->post(op(), {&transfer, 1}, {outgoing[f][a].item});
+    if (const auto impl = comm_.lock()) impl->post(op_, {&transfer, 1}, {outgoing_[f][a].item});
   }
 
   void add_chunk(std::size_t f, std::size_t c) const {
@@ -101,7 +101,7 @@ class HostReduction final : public ReductionState {
     const std::int64_t n = spec(f).row_elements;
     std::vector<float> sum(static_cast<std::size_t>(chunk.rows * n), 0.0F);
     auto row = [&](std::int64_t owner_row) { return sum.data() + (owner_row - chunk.first_row) * n; };
-    for (const std::size_t d : departures_of[c]) {
+    for (const std::size_t d : departures_of_[c]) {
       const std::byte* from = receive_staging(f, d);
       for (const Run& run : plan().departures()[d].runs) add_wire(spec(f).wire, row(run.owner_row), from, run.rows * n);
     }
@@ -115,7 +115,7 @@ class HostReduction final : public ReductionState {
       }
     }
     for (std::int64_t i = 0; i < chunk.rows; ++i)
-      store_row(fields[f].result, chunk.first_row + i, sum.data() + i * n, n);
+      store_row(fields_[f].result, chunk.first_row + i, sum.data() + i * n, n);
   }
 
   const std::weak_ptr<CommunicatorImpl> comm_;

@@ -13,18 +13,18 @@ namespace {
 class StreamReduction final : public ReductionState {
  public:
   StreamReduction(const std::shared_ptr<CommunicatorImpl>& comm, const std::shared_ptr<OpState>& op,
-                  const std::shared_ptr<const Prepared::Data>& p, std::vector<ReduceField> list, std::size_t slot)
-      : ReductionState(op, p, std::move(list), p->reduce_slots[slot]), comm_(comm), slot_(slot) {
+                  std::shared_ptr<const Prepared::Data> prepared, std::vector<ReduceField> fields, std::size_t slot)
+      : ReductionState(op, prepared, std::move(fields), prepared->reduce_slots[slot]), comm_(comm), slot_(slot) {
     StreamOp& s = stream_op();
     s.expect_finish();
-    for (std::size_t f = 0; f < fields.size(); ++f) {
+    for (std::size_t f = 0; f < fields_.size(); ++f) {
       for (std::size_t d = 0; d < plan().departures().size(); ++d) {
-        s.add_receive(incoming[f][d], plan().departures()[d].peer, flag(f, prepared->streamed.departures[d]));
+        s.add_receive(incoming_[f][d], plan().departures()[d].peer, flag(f, prepared_->streamed.departures[d]));
       }
       for (std::size_t a = 0; a < plan().arrivals().size(); ++a) {
         const ChunkTransfer& t = plan().arrivals()[a];
         if (t.step == 0) continue;
-        s.add_send(outgoing[f][a].item, t.peer);
+        s.add_send(outgoing_[f][a].item, t.peer);
         ++to_come_[t.peer];
       }
     }
@@ -34,11 +34,11 @@ class StreamReduction final : public ReductionState {
     comm()->issue([&] {
       if (previous) previous->stream_op()->supersede(stream);
       std::vector<WireTransfer> transfers;
-      for (std::size_t f = 0; f < fields.size(); ++f) {
+      for (std::size_t f = 0; f < fields_.size(); ++f) {
         for (std::size_t d = 0; d < plan().departures().size(); ++d) {
           const ChunkTransfer& t = plan().departures()[d];
           WireTransfer wire{t.peer, true, receive_staging(f, d), wire_bytes(f, t), tag(f, t.chunk).encode()};
-          wire.flag = flag(f, prepared->streamed.departures[d]);
+          wire.flag = flag(f, prepared_->streamed.departures[d]);
           transfers.push_back(wire);
         }
       }
@@ -48,13 +48,13 @@ class StreamReduction final : public ReductionState {
       stream_op().begun(stream);
       if (previous) previous->stream_op()->set_successor(stream_op().begin_mark());
     });
-    if (stream_op().captured()) op()->leave_to_graph();
+    if (stream_op().captured()) op_->leave_to_graph();
   }
 
  private:
-  StreamOp& stream_op() const { return *op()->stream_op(); }
+  StreamOp& stream_op() const { return *op_->stream_op(); }
   std::uint32_t flag(std::size_t f, const StreamLayout::Pair& pair) const {
-    return stream_op().first_flag() + static_cast<std::uint32_t>(spec_index[f]) * pair.count + pair.index;
+    return stream_op().first_flag() + static_cast<std::uint32_t>(spec_index_[f]) * pair.count + pair.index;
   }
   std::shared_ptr<CommunicatorImpl> comm() const {
     auto comm = comm_.lock();
@@ -65,10 +65,10 @@ class StreamReduction final : public ReductionState {
 
   void send(std::size_t f, std::size_t a, const Stream& stream) override {
     const ChunkTransfer& t = plan().arrivals()[a];
-    const StreamLayout& layout = prepared->streamed;
+    const StreamLayout& layout = prepared_->streamed;
     WireTransfer wire{t.peer, false, send_staging(f, a), wire_bytes(f, t), tag(f, t.chunk).encode()};
     wire.region = layout.reduce_region[slot_];
-    wire.offset = layout.contribution_at[spec_index[f]][a];
+    wire.offset = layout.contribution_at[spec_index_[f]][a];
     wire.flag = flag(f, layout.arrivals[a]);
     LaneUse use{stream_op().lane(), false, begun_.insert(t.peer).second, false};
     use.last = --to_come_[t.peer] == 0;
@@ -79,15 +79,15 @@ class StreamReduction final : public ReductionState {
       } else {
         pack(f, a, wire.data, stream);
       }
-      op()->posted(outgoing[f][a].item);
+      op_->posted(outgoing_[f][a].item);
       comm()->with_endpoint([&](Endpoint& endpoint) { endpoint.post(stream, {&wire, 1}, use); });
       if (use.last) stream_op().all_posted(t.peer);
     });
   }
 
   void pack(std::size_t f, std::size_t a, void* block, const Stream& stream) {
-    const Tensor& from = fields[f].contributions;
-    const RowRuns runs = prepared->streamed.runs(prepared->streamed.contribute[a]);
+    const Tensor& from = fields_[f].contributions;
+    const RowRuns runs = prepared_->streamed.runs(prepared_->streamed.contribute[a]);
     if (spec(f).wire == DType::f32) {
       const RowMove move{from.data(), from.row_stride_bytes(), block, from.row_bytes(), from.row_bytes()};
       move_rows(stream, runs, {&move, 1}, self());
@@ -116,9 +116,9 @@ class StreamReduction final : public ReductionState {
       own_on_.clear();
       stream_op().finishing(stream);
       const std::span<const Chunk> own = plan().chunks_of(plan().rank());
-      for (std::size_t f = 0; f < fields.size(); ++f) {
+      for (std::size_t f = 0; f < fields_.size(); ++f) {
         for (std::size_t c = 0; c < own.size(); ++c) {
-          for (const std::size_t d : departures_of[c]) op()->wait_item(stream, incoming[f][d]);
+          for (const std::size_t d : departures_of_[c]) op_->wait_item(stream, incoming_[f][d]);
           add_chunk(f, c, stream);
         }
       }
@@ -127,16 +127,16 @@ class StreamReduction final : public ReductionState {
   }
 
   void add_chunk(std::size_t f, std::size_t c, const Stream& stream) {
-    const StreamLayout& layout = prepared->streamed;
-    const StreamLayout::Sum& parts = layout.sums[spec_index[f]][c];
+    const StreamLayout& layout = prepared_->streamed;
+    const StreamLayout::Sum& parts = layout.sums[spec_index_[f]][c];
     const Chunk& chunk = plan().chunks_of(plan().rank())[c];
-    const Tensor& own = fields[f].contributions;
-    const Tensor& result = fields[f].result;
+    const Tensor& own = fields_[f].contributions;
+    const Tensor& result = fields_[f].result;
     RowSum sum;
     sum.runs = layout.runs({}).runs;
     sum.addends = layout.addends() + parts.first_addend;
     sum.addend_count = parts.addends;
-    sum.staging = staging.data();
+    sum.staging = staging_.data();
     sum.wire = spec(f).wire;
     sum.own_runs = layout.runs(parts.own);
     sum.own = own.data_as<const float>();
@@ -163,7 +163,7 @@ std::shared_ptr<ReductionState> make_stream_reduction(std::shared_ptr<Communicat
                                                       std::shared_ptr<OpState> op,
                                                       std::shared_ptr<const Prepared::Data> prepared,
                                                       std::vector<ReduceField> fields, std::size_t slot) {
-  return std::make_shared<StreamReduction>(comm, op, prepared, std::move(fields), slot);
+  return std::make_shared<StreamReduction>(comm, op, std::move(prepared), std::move(fields), slot);
 }
 
 }  // namespace tandem::detail
