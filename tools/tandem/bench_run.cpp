@@ -5,11 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <memory>
 #include <numeric>
 
-#include "noise.hpp"
+#include "device/bf16.hpp"
 
 namespace tandem::cli {
 namespace {
@@ -34,12 +33,6 @@ SequenceLayout all_see_all(std::int64_t rows, int ranks) {
 float value_at(std::int64_t position, std::int64_t column, std::int64_t salt) {
   // Whole numbers that bf16 holds, and whose sums over ranks fp32 does.
   return static_cast<float>((position * 131 + column * 17 + salt * 29) % 127 - 63);
-}
-
-std::uint16_t bf16_bits(float value) {
-  std::uint32_t bits = 0;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return static_cast<std::uint16_t>(bits >> 16);
 }
 
 /// An operation of one size: its memory, how to enqueue it, what it must give.
@@ -103,7 +96,8 @@ class Gather final : public PlanOperation {
     ++salt_;
     std::vector<std::uint16_t> values;
     for (std::int64_t i = 0; i < plan_.rows(); ++i) {
-      for (std::int64_t c = 0; c < width; ++c) values.push_back(bf16_bits(value_at(position(i), c, salt_)));
+      for (std::int64_t c = 0; c < width; ++c)
+        values.push_back(detail::bf16_from_float(value_at(position(i), c, salt_)));
     }
     upload(source_, values, stream, deadline);
   }
@@ -117,7 +111,8 @@ class Gather final : public PlanOperation {
     std::uint64_t wrong = 0;
     for (std::int64_t i = 0; i < plan_.landed_rows(); ++i) {
       for (std::int64_t c = 0; c < width; ++c)
-        wrong += landed[static_cast<std::size_t>(i * width + c)] != bf16_bits(value_at(plan_.to_global(i), c, salt_));
+        wrong += landed[static_cast<std::size_t>(i * width + c)] !=
+                 detail::bf16_from_float(value_at(plan_.to_global(i), c, salt_));
     }
     return wrong;
   }

@@ -10,27 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/fd.hpp"
+
 /// Local processes and signals, as much as `tandem launch` needs of them.
 namespace tandem::cli {
 
-/// A file descriptor that closes itself.
-class Fd {
- public:
-  Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&& other) noexcept {
-    reset(std::exchange(other.fd_, -1));
-    return *this;
-  }
-  ~Fd() { reset(); }
-  int get() const noexcept { return fd_; }
-  bool valid() const noexcept { return fd_ >= 0; }
-  void reset(int fd = -1) noexcept;
-
- private:
-  int fd_ = -1;
-};
+using detail::Fd;
 
 /// Writes all of it, through interruptions and full pipes; gives up silently where nobody reads.
 void write_all(int fd, std::string_view bytes) noexcept;

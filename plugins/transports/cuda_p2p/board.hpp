@@ -5,10 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/fd.hpp"
 #include "device/cuda/context.hpp"
-#include "transports/cuda_p2p/handles.hpp"
 
 namespace tandem::cuda_p2p {
+
+using detail::Fd;
 
 /// The flag words of one rank, in host memory that all ranks of the host have mapped and registered with CUDA. Only its
 /// owner's streams wait for them:

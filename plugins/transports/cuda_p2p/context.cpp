@@ -112,6 +112,9 @@ void Context::reach_peers() {
     } catch (const Error& e) {
       if (!aborted_) host_.log(TANDEM_LOG_ERROR, "cuda_p2p: rank {} cannot reach rank {}: {}", self_.rank, p, e.what());
       peer(p).status = plugin::status(e.code());
+    } catch (const std::exception& e) {  // memory or threads ran out: the connection fails, not the process
+      host_.log(TANDEM_LOG_ERROR, "cuda_p2p: rank {} cannot reach rank {}: {}", self_.rank, p, e.what());
+      peer(p).status = plugin::status(ErrorCode::internal);
     }
   }
 }

@@ -10,13 +10,15 @@
 #include <thread>
 #include <utility>
 
+#include "base/fd.hpp"
 #include "tandem/deadline.hpp"
-#include "transports/cuda_p2p/handles.hpp"
 
 /// How file descriptors get from one process of a host to another: over a Unix socket whose name lives in the network
 /// namespace. Descriptors of memory carry no names that could outlive the processes, and nobody but the group gets
 /// them.
 namespace tandem::cuda_p2p {
+
+using detail::Fd;
 
 using Group = std::array<std::uint8_t, 16>;
 

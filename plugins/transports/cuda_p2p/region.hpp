@@ -6,10 +6,12 @@
 #include <bit>
 #include <cstdint>
 
+#include "base/fd.hpp"
 #include "device/cuda/context.hpp"
-#include "transports/cuda_p2p/handles.hpp"
 
 namespace tandem::cuda_p2p {
+
+using detail::Fd;
 
 /// GPU memory that can be mapped into several processes: made here and exported as a file descriptor, or another rank's
 /// made from one. Unlike cudaIpc handles the descriptor needs no common namespaces, and the memory stays valid here

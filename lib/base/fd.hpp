@@ -5,34 +5,31 @@
 
 #include <utility>
 
-namespace tandem::cuda_p2p {
+namespace tandem::detail {
 
-/// A file descriptor that is closed with this.
+/// A file descriptor that closes itself.
 class Fd {
  public:
   Fd() = default;
   explicit Fd(int fd) noexcept : fd_(fd) {}
-  ~Fd() { reset(); }
   Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   Fd& operator=(Fd&& other) noexcept {
-    if (this != &other) {
-      reset();
-      fd_ = std::exchange(other.fd_, -1);
-    }
+    reset(std::exchange(other.fd_, -1));
     return *this;
   }
   Fd(const Fd&) = delete;
   Fd& operator=(const Fd&) = delete;
+  ~Fd() { reset(); }
 
   int get() const noexcept { return fd_; }
   bool valid() const noexcept { return fd_ >= 0; }
-  void reset() noexcept {
+  void reset(int fd = -1) noexcept {
     if (fd_ >= 0) ::close(fd_);
-    fd_ = -1;
+    fd_ = fd;
   }
 
  private:
   int fd_ = -1;
 };
 
-}  // namespace tandem::cuda_p2p
+}  // namespace tandem::detail
