@@ -84,6 +84,9 @@ struct Transfer {
   int peer = 0;
   void* data = nullptr;  ///< may be null if bytes is 0
   std::uint64_t bytes = 0;
+  /// Of a send, and only looked at if the communicator is one-sided: where it lands, as this rank's own address of the
+  /// same place in the same buffer of Communicator::allocate. What such a communicator receives has to lie in one, too.
+  void* destination = nullptr;
 };
 
 /// What prepare() agreed on. A copy shares it; it keeps its memory alive.
@@ -171,7 +174,9 @@ class TANDEM_EXPORT Communicator {
   /// Begins the reverse: contributions over landed rows go to the owners of the rows and are added there. Errors as
   /// gather.
   Reduction reduce(const Plan& plan, std::span<const ReduceField> fields, const Stream& stream);
-  /// Matched sends and receives, all under way at once. A pair whose sizes differ fails on both sides.
+  /// Matched sends and receives, all under way at once: the n-th send to a peer is its n-th receive from here. A rank
+  /// that has none calls it with an empty list. A pair whose sizes differ fails on both sides, on the host device; on a
+  /// GPU nobody sees that, and what arrives is undefined.
   Work exchange(std::span<const Transfer> transfers, const Stream& stream);
 
   /// Device memory that peers may write to: where gathers over a one-sided transport may land, besides their slots.

@@ -8,7 +8,6 @@
 
 #include "base/log.hpp"
 #include "base/text.hpp"
-#include "comm/plugin_host.hpp"
 #include "comm/reduce.hpp"
 
 namespace tandem::detail {
@@ -17,8 +16,7 @@ CommunicatorImpl::CommunicatorImpl(CommunicatorOptions options, Group group, std
                                    std::string route_reason)
     : options_(std::move(options)),
       group_(std::move(group)),
-      streamed_(is_stream_ordered(find_transport(options_.transport)) ||
-                (group_.size() == 1 && options_.device.kind() == DeviceKind::cuda)),
+      streamed_(group_.size() == 1 && options_.device.kind() == DeviceKind::cuda),
       job_store_(std::move(job_store)),
       route_reason_(std::move(route_reason)) {
   left_.resize(static_cast<std::size_t>(size()), false);
@@ -52,6 +50,7 @@ void CommunicatorImpl::close() noexcept {
       slot = {};
     }
   }
+  for (auto& last : exchange_last_) last.reset();
   prepared_.clear();
   gather_arena_ = {};
   reduce_arena_ = {};
@@ -196,8 +195,22 @@ std::shared_ptr<OpState> CommunicatorImpl::make_op(OpKind kind, std::vector<std:
 }
 
 std::shared_ptr<StreamOp> CommunicatorImpl::make_stream_op(std::uint32_t lane, const Stream& home) {
-  const std::uint32_t flags = endpoint_ ? endpoint_->flag_limit() / StreamLayout::lanes : 0;
-  return std::make_shared<StreamOp>(weak_from_this(), options_.device, lane, lane * flags, home);
+  if (home.impl().capture() != 0 && endpoint_ && !endpoint_->traits().captures) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("transport {} cannot be part of a graph: the host moves its bytes", options_.transport),
+                rank());
+  }
+  return std::make_shared<StreamOp>(weak_from_this(), options_.device, lane, lane * flags_of_a_lane(), home);
+}
+
+StreamOp::Place CommunicatorImpl::placing(int peer) const {
+  // wait() itself does it, but then it is for one stream to wait.
+  if (endpoint_ && endpoint_->places_on_wait(peer)) return [](const Stream&) {};
+  return {};
+}
+
+std::uint32_t CommunicatorImpl::flags_of_a_lane() const {
+  return endpoint_ ? endpoint_->traits().flag_limit / StreamLayout::lanes : 0;
 }
 
 void CommunicatorImpl::open_op(const std::shared_ptr<OpState>& op) {

@@ -88,6 +88,9 @@ class CommunicatorImpl : public std::enable_shared_from_this<CommunicatorImpl> {
     }
   }
 
+  /// What a stream has to do, behind a wait, to what came from `peer`: empty if it is in place then.
+  StreamOp::Place placing(int peer) const;
+
   /// Memory of allocate() that peers can write to.
   struct SharedMemory {
     std::weak_ptr<void> alive;
@@ -102,20 +105,30 @@ class CommunicatorImpl : public std::enable_shared_from_this<CommunicatorImpl> {
   void* dense_memory(std::size_t slot, std::size_t field, std::size_t bytes);
   /// Operations are stream-ordered: the transport is, or there are no peers and the device is a GPU.
   bool streamed() const noexcept { return streamed_; }
+  /// Peers write to this rank's memory by themselves.
+  bool one_sided() const noexcept { return one_sided_; }
 
  private:
   Work gather_by_host(const std::shared_ptr<const Prepared::Data>& prepared, std::span<const GatherField> fields,
                       const Stream& stream);
   Work gather_on_stream(const std::shared_ptr<const Prepared::Data>& prepared, std::span<const GatherField> fields,
                         const Stream& stream);
-  /// Arenas that peers write to: grown together if any rank's is too small; exchanges where things lie in them.
+  Work exchange_by_host(std::span<const Transfer> transfers, const Stream& stream);
+  /// Where `wire` lands, at this rank or at the peer. Throws invalid_argument if it cannot land there.
+  void find_place(const Transfer& transfer, std::size_t index, WireTransfer& wire) const;
+  Work exchange_on_stream(std::span<const Transfer> transfers, const Stream& stream);
+  /// Exchanges where things lie in the ranks' arenas. Those that peers write to are grown together if any rank's is too
+  /// small.
   void share_arenas(Prepared::Data& data);
+  void reserve_lanes(const Prepared::Data& data);
   /// Collective: memory of the transport that all peers can write to.
   Region share_region(std::size_t bytes, Deadline deadline);
   void establish();
   void check_usable() const;
   std::shared_ptr<OpState> make_op(OpKind kind, std::vector<std::string> fields);
   std::shared_ptr<StreamOp> make_stream_op(std::uint32_t lane, const Stream& home);
+  /// Arrival flags of one lane, from one peer.
+  std::uint32_t flags_of_a_lane() const;
   void open_op(const std::shared_ptr<OpState>& op);
   std::shared_ptr<const Prepared::Data> find_prepared(const Plan& plan) const;
   /// Throws version_mismatch on every rank if the ranks' facts differ; names the first that does, and in what.
@@ -147,7 +160,8 @@ class CommunicatorImpl : public std::enable_shared_from_this<CommunicatorImpl> {
 
   CommunicatorOptions options_;
   const Group group_;
-  const bool streamed_;
+  bool streamed_ = false;
+  bool one_sided_ = false;
   std::shared_ptr<Store> job_store_;
   std::shared_ptr<Store> store_;  // a view that this communicator can close alone
   std::shared_ptr<void> listening_;
@@ -171,8 +185,10 @@ class CommunicatorImpl : public std::enable_shared_from_this<CommunicatorImpl> {
   };
   std::array<Slot, Prepared::slots> gather_last_;
   std::array<Slot, Prepared::slots> reduce_last_;
+  std::array<std::shared_ptr<OpState>, StreamLayout::exchange_lanes> exchange_last_;
   std::int64_t gathers_ = 0;
   std::int64_t reductions_ = 0;
+  std::int64_t exchanges_ = 0;
   bool finalized_ = false;
 
   mutable std::mutex mutex_;

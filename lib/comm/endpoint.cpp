@@ -47,7 +47,12 @@ tandem_transfer written(const WireTransfer& t) {
           t.tag,
           t.region,
           t.offset,
-          t.flag};
+          t.flag,
+          t.round};
+}
+
+[[noreturn]] void refuse(const char* what) {
+  throw Error(ErrorCode::unsupported, fmt::format("this transport knows no {}", what));
 }
 
 // Host streams have no native handle: transports of tests, which alone serve them, know what they get.
@@ -57,10 +62,24 @@ void* native(const Stream& stream) {
 
 }  // namespace
 
-Endpoint::Endpoint(const tandem_transport& transport, int rank, int size, const GroupId& group,
-                   const std::map<std::string, std::string>& options, int cuda_device, PeerFailed peer_failed)
+void Endpoint::post(std::span<const WireTransfer>, Completion) { refuse("transfers without a stream"); }
+void Endpoint::post(const Stream&, std::span<const WireTransfer>, const LaneUse&) { refuse("transfers on streams"); }
+void Endpoint::flush(const Stream&, std::uint32_t) {}
+void Endpoint::wait(const Stream&, int, std::uint32_t) { refuse("streams that wait"); }
+void Endpoint::wait_sent(const Stream&) { refuse("streams that wait"); }
+bool Endpoint::arrived(int, std::uint32_t) const noexcept { return false; }
+bool Endpoint::sent(int, std::uint32_t) const noexcept { return true; }
+bool Endpoint::places_on_wait(int) const noexcept { return false; }
+void Endpoint::reserve(std::uint32_t, std::size_t, std::size_t) {}
+Region Endpoint::allocate(std::size_t) { refuse("memory that peers write to"); }
+std::string Endpoint::describe(std::uint64_t) { refuse("memory that peers write to"); }
+void Endpoint::attach(std::uint64_t, std::span<const std::string>) { refuse("memory that peers write to"); }
+
+PluginEndpoint::PluginEndpoint(const tandem_transport& transport, int rank, int size, const GroupId& group,
+                               const std::map<std::string, std::string>& options, int cuda_device,
+                               PeerFailed peer_failed)
     : transport_(transport), rank_(rank), size_(size), peer_failed_(std::move(peer_failed)) {
-  services_ = {sizeof(tandem_host_services), this, &Endpoint::on_log, &Endpoint::on_peer_failed};
+  services_ = {sizeof(tandem_host_services), this, &PluginEndpoint::on_log, &PluginEndpoint::on_peer_failed};
   std::vector<tandem_option> list;
   for (const auto& [key, value] : options) list.push_back({key.c_str(), value.c_str()});
   tandem_open_params params{};
@@ -78,11 +97,19 @@ Endpoint::Endpoint(const tandem_transport& transport, int rank, int size, const 
   }
 }
 
-Endpoint::~Endpoint() {
+PluginEndpoint::~PluginEndpoint() {
   if (context_ != nullptr) transport_.close(context_);
 }
 
-std::string Endpoint::address() {
+Traits PluginEndpoint::traits() const noexcept {
+  const auto can = [&](std::uint32_t bit) { return (transport_.capabilities & bit) != 0; };
+  if (!can(TANDEM_CAP_STREAM_ORDERED)) return {};
+  return {true, can(TANDEM_CAP_ONE_SIDED), can(TANDEM_CAP_GRAPH_CAPTURE), transport_.flag_limit, transport_.lane_limit};
+}
+
+std::string PluginEndpoint::name(int) const { return transport_.name; }
+
+std::string PluginEndpoint::address() {
   std::string bytes(4096, '\0');
   std::uint64_t size = bytes.size();
   const tandem_status code = transport_.address(context_, bytes.data(), &size);
@@ -94,7 +121,7 @@ std::string Endpoint::address() {
   return bytes;
 }
 
-void Endpoint::connect(std::span<const std::string> addresses, Deadline deadline) {
+void PluginEndpoint::connect(std::span<const std::string> addresses, Deadline deadline) {
   std::vector<const void*> data;
   std::vector<std::uint64_t> sizes;
   for (const std::string& address : addresses) {
@@ -129,7 +156,7 @@ void Endpoint::connect(std::span<const std::string> addresses, Deadline deadline
   }
 }
 
-void Endpoint::post(std::span<const WireTransfer> transfers, Completion done) {
+void PluginEndpoint::post(std::span<const WireTransfer> transfers, Completion done) {
   if (transfers.empty()) return;
   auto record = std::make_unique<PostRecord>();
   record->done = std::move(done);
@@ -155,14 +182,14 @@ void Endpoint::post(std::span<const WireTransfer> transfers, Completion done) {
   }
 }
 
-void Endpoint::abort(const std::string& reason) noexcept { transport_.abort(context_, reason.c_str()); }
+void PluginEndpoint::abort(const std::string& reason) noexcept { transport_.abort(context_, reason.c_str()); }
 
-void Endpoint::check(tandem_status code, const char* what) const {
+void PluginEndpoint::check(tandem_status code, const char* what) const {
   if (code == TANDEM_OK) return;
   throw Error(static_cast<ErrorCode>(code), fmt::format("transport {}: {}", transport_.name, what), rank_);
 }
 
-void Endpoint::post(const Stream& stream, std::span<const WireTransfer> transfers, const LaneUse& use) {
+void PluginEndpoint::post(const Stream& stream, std::span<const WireTransfer> transfers, const LaneUse& use) {
   std::vector<tandem_transfer> list;
   list.reserve(transfers.size());
   for (const WireTransfer& t : transfers) list.push_back(written(t));
@@ -178,25 +205,31 @@ void Endpoint::post(const Stream& stream, std::span<const WireTransfer> transfer
   check(transport_.post(context_, &params), "transfers were not accepted");
 }
 
-void Endpoint::wait(const Stream& stream, int peer, std::uint32_t flag) {
+void PluginEndpoint::flush(const Stream& stream, std::uint32_t lane) {
+  const bool holds_back = transport_.struct_size >= offsetof(tandem_transport, flush) + sizeof(transport_.flush) &&
+                          transport_.flush != nullptr;
+  if (holds_back) check(transport_.flush(context_, native(stream), lane), "transfers could not be started");
+}
+
+void PluginEndpoint::wait(const Stream& stream, int peer, std::uint32_t flag) {
   check(transport_.wait(context_, native(stream), peer, flag), "a stream cannot wait for an arrival");
 }
 
-void Endpoint::wait_sent(const Stream& stream) {
+void PluginEndpoint::wait_sent(const Stream& stream) {
   check(transport_.wait_sent(context_, native(stream)), "a stream cannot wait for what was sent");
 }
 
-bool Endpoint::arrived(int peer, std::uint32_t flag) const noexcept {
+bool PluginEndpoint::arrived(int peer, std::uint32_t flag) const noexcept {
   return transport_.arrived(context_, peer, flag) != 0;
 }
 
-bool Endpoint::sent(int peer, std::uint32_t lane) const noexcept {
+bool PluginEndpoint::sent(int peer, std::uint32_t lane) const noexcept {
   const bool tells = transport_.struct_size >= offsetof(tandem_transport, sent) + sizeof(transport_.sent) &&
                      transport_.sent != nullptr;
   return !tells || transport_.sent(context_, peer, lane) != 0;
 }
 
-Region Endpoint::allocate(std::size_t bytes) {
+Region PluginEndpoint::allocate(std::size_t bytes) {
   void* base = nullptr;
   std::uint64_t id = 0;
   const tandem_status code = transport_.allocate(context_, bytes, &base, &id);
@@ -206,12 +239,13 @@ Region Endpoint::allocate(std::size_t bytes) {
         fmt::format("transport {}: no {} of memory that peers can write to", transport_.name, format_bytes(bytes)),
         rank_);
   }
-  std::shared_ptr<void> memory(
-      base, [self = shared_from_this(), id](void*) { self->transport_.release(self->context_, id); });
+  std::shared_ptr<void> memory(base, [self = std::static_pointer_cast<PluginEndpoint>(shared_from_this()), id](void*) {
+    self->transport_.release(self->context_, id);
+  });
   return {Buffer(std::move(memory), bytes), id};
 }
 
-std::string Endpoint::describe(std::uint64_t region) {
+std::string PluginEndpoint::describe(std::uint64_t region) {
   std::string bytes(4096, '\0');
   std::uint64_t size = bytes.size();
   check(transport_.describe(context_, region, bytes.data(), &size), "memory cannot be described to peers");
@@ -219,7 +253,7 @@ std::string Endpoint::describe(std::uint64_t region) {
   return bytes;
 }
 
-void Endpoint::attach(std::uint64_t region, std::span<const std::string> blobs) {
+void PluginEndpoint::attach(std::uint64_t region, std::span<const std::string> blobs) {
   std::vector<const void*> data;
   std::vector<std::uint64_t> sizes;
   for (const std::string& blob : blobs) {
@@ -229,13 +263,8 @@ void Endpoint::attach(std::uint64_t region, std::span<const std::string> blobs) 
   check(transport_.attach(context_, region, data.data(), sizes.data()), "the memory of peers cannot be reached");
 }
 
-bool is_stream_ordered(const tandem_transport& transport) noexcept {
-  constexpr std::uint32_t both = TANDEM_CAP_STREAM_ORDERED | TANDEM_CAP_ONE_SIDED;
-  return (transport.capabilities & both) == both;
-}
-
-void Endpoint::on_log(void* user, std::int32_t level, const char* message) {
-  auto* self = static_cast<Endpoint*>(user);
+void PluginEndpoint::on_log(void* user, std::int32_t level, const char* message) {
+  auto* self = static_cast<PluginEndpoint*>(user);
   if (self->opening_.load() && level == TANDEM_LOG_ERROR) {
     const std::lock_guard lock(self->error_mutex_);
     self->last_error_ = message;  // becomes the text of the exception
@@ -245,8 +274,8 @@ void Endpoint::on_log(void* user, std::int32_t level, const char* message) {
   if (log::enabled(l)) log::write(l, fmt::format("{}: {}", self->transport_.name, message));
 }
 
-void Endpoint::on_peer_failed(void* user, std::int32_t peer, const char* reason) {
-  auto* self = static_cast<Endpoint*>(user);
+void PluginEndpoint::on_peer_failed(void* user, std::int32_t peer, const char* reason) {
+  auto* self = static_cast<PluginEndpoint*>(user);
   self->peer_failed_(peer, reason != nullptr ? reason : "");
 }
 

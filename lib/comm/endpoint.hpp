@@ -32,6 +32,7 @@ struct WireTransfer {
   std::uint64_t region = 0;
   std::uint64_t offset = 0;
   std::uint32_t flag = 0;
+  std::uint64_t round = 0;
 };
 
 /// What a post means to its lane: see transport.h.
@@ -48,40 +49,82 @@ struct Region {
   std::uint64_t id = 0;
 };
 
-/// A transport context of one group: the C interface with errors as exceptions and completions as closures. Any thread.
+/// What an endpoint can do: see transport.h.
+struct Traits {
+  bool stream_ordered = false;
+  bool one_sided = false;
+  bool captures = false;  ///< streams that are being captured may be given to it
+  std::uint32_t flag_limit = 0;
+  std::uint32_t lane_limit = 0;
+};
+
+/// How one rank of a group reaches the others: a transport's context, or several behind one face. Errors are
+/// exceptions, completions closures. Any thread.
 class Endpoint : public std::enable_shared_from_this<Endpoint> {
  public:
   using PeerFailed = std::function<void(int peer, const std::string& reason)>;
   using Completion = std::function<void(std::size_t index, const Status& status)>;
 
-  Endpoint(const tandem_transport& transport, int rank, int size, const GroupId& group,
-           const std::map<std::string, std::string>& options, int cuda_device, PeerFailed peer_failed);
-  ~Endpoint();
+  Endpoint() = default;
+  virtual ~Endpoint() = default;
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
-  const char* name() const noexcept { return transport_.name; }
-  std::string address();
+  virtual Traits traits() const noexcept = 0;
+  /// The transport that moves what goes to or comes from `peer`.
+  virtual std::string name(int peer) const = 0;
+  virtual std::string address() = 0;
   /// `addresses[p]` of every rank. Blocks until connected to all; throws timeout naming the ranks that are not.
-  void connect(std::span<const std::string> addresses, Deadline deadline);
+  virtual void connect(std::span<const std::string> addresses, Deadline deadline) = 0;
+  virtual void abort(const std::string& reason) noexcept = 0;
+
+  // Host-driven ones; the others throw unsupported.
   /// `done(i, status)` is called once for each transfer, from a thread of the transport. Throws if nothing was started.
-  void post(std::span<const WireTransfer> transfers, Completion done);
-  void abort(const std::string& reason) noexcept;
+  virtual void post(std::span<const WireTransfer> transfers, Completion done);
 
-  // Stream-ordered transports.
-  void post(const Stream& stream, std::span<const WireTransfer> transfers, const LaneUse& use);
-  void wait(const Stream& stream, int peer, std::uint32_t flag);
-  void wait_sent(const Stream& stream);
-  bool arrived(int peer, std::uint32_t flag) const noexcept;
+  // Stream-ordered ones.
+  virtual void post(const Stream& stream, std::span<const WireTransfer> transfers, const LaneUse& use);
+  /// The lane's operation has been posted.
+  virtual void flush(const Stream& stream, std::uint32_t lane);
+  virtual void wait(const Stream& stream, int peer, std::uint32_t flag);
+  virtual void wait_sent(const Stream& stream);
+  virtual bool arrived(int peer, std::uint32_t flag) const noexcept;
   /// True, too, if the transport does not tell.
-  bool sent(int peer, std::uint32_t lane) const noexcept;
-  std::uint32_t flag_limit() const noexcept { return transport_.flag_limit; }
-  std::uint32_t lane_limit() const noexcept { return transport_.lane_limit; }
+  virtual bool sent(int peer, std::uint32_t lane) const noexcept;
+  /// What comes from `peer` gets to its buffer only behind wait(), on the stream that was given to it: for each receive
+  /// of an operation it is called once, others wait for that stream, and the lane's next operation begins behind them.
+  virtual bool places_on_wait(int peer) const noexcept;
+  /// Makes ready for operations of so many bytes on the lane: so much that is received, and that is sent. May block.
+  virtual void reserve(std::uint32_t lane, std::size_t received, std::size_t sent);
 
-  // One-sided transports.
-  Region allocate(std::size_t bytes);
-  std::string describe(std::uint64_t region);
-  void attach(std::uint64_t region, std::span<const std::string> blobs);
+  // One-sided ones.
+  virtual Region allocate(std::size_t bytes);
+  virtual std::string describe(std::uint64_t region);
+  virtual void attach(std::uint64_t region, std::span<const std::string> blobs);
+};
+
+/// A transport context of one group.
+class PluginEndpoint final : public Endpoint {
+ public:
+  PluginEndpoint(const tandem_transport& transport, int rank, int size, const GroupId& group,
+                 const std::map<std::string, std::string>& options, int cuda_device, PeerFailed peer_failed);
+  ~PluginEndpoint() override;
+
+  Traits traits() const noexcept override;
+  std::string name(int peer) const override;
+  std::string address() override;
+  void connect(std::span<const std::string> addresses, Deadline deadline) override;
+  void abort(const std::string& reason) noexcept override;
+  void post(std::span<const WireTransfer> transfers, Completion done) override;
+  void post(const Stream& stream, std::span<const WireTransfer> transfers, const LaneUse& use) override;
+  void flush(const Stream& stream, std::uint32_t lane) override;
+  void wait(const Stream& stream, int peer, std::uint32_t flag) override;
+  void wait_sent(const Stream& stream) override;
+  bool arrived(int peer, std::uint32_t flag) const noexcept override;
+  bool sent(int peer, std::uint32_t lane) const noexcept override;
+  Region allocate(std::size_t bytes) override;
+  std::string describe(std::uint64_t region) override;
+  void attach(std::uint64_t region, std::span<const std::string> blobs) override;
 
  private:
   void check(tandem_status code, const char* what) const;
@@ -98,7 +141,5 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   tandem_host_services services_{};
   tandem_transport_context* context_ = nullptr;
 };
-
-bool is_stream_ordered(const tandem_transport& transport) noexcept;
 
 }  // namespace tandem::detail

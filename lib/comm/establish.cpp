@@ -74,15 +74,6 @@ std::optional<Error> compare_hellos(const std::vector<Hello>& hellos) {
   return std::nullopt;
 }
 
-void check_kind(const tandem_transport& transport, int rank) {
-  if ((transport.capabilities & TANDEM_CAP_STREAM_ORDERED) != 0 && !is_stream_ordered(transport)) {
-    throw Error(
-        ErrorCode::unsupported,
-        fmt::format("transport {} is stream-ordered but not one-sided, which nothing here drives", transport.name),
-        rank);
-  }
-}
-
 // One blocking transfer of eight bytes, for the clocks.
 class WordExchange {
  public:
@@ -168,16 +159,17 @@ void CommunicatorImpl::establish() {
   GroupId group{};
   std::copy_n(group_bytes.begin(), std::min(group_bytes.size(), group.size()), group.begin());
 
-  const tandem_transport& transport = find_transport(options_.transport);
-  check_kind(transport, rank());
-  endpoint_ = std::make_shared<Endpoint>(transport, rank(), size(), group, options_.transport_options,
-                                         options_.device.impl().cuda_ordinal(),
-                                         [weak = weak_from_this()](int peer, const std::string& reason) {
-                                           if (const auto self = weak.lock()) self->suspect(peer, reason);
-                                         });
-  if (streamed() && endpoint_->lane_limit() < StreamLayout::lanes) {
+  endpoint_ = std::make_shared<PluginEndpoint>(find_transport(options_.transport), rank(), size(), group,
+                                               options_.transport_options, options_.device.impl().cuda_ordinal(),
+                                               [weak = weak_from_this()](int peer, const std::string& reason) {
+                                                 if (const auto self = weak.lock()) self->suspect(peer, reason);
+                                               });
+  const Traits traits = endpoint_->traits();
+  streamed_ = traits.stream_ordered;
+  one_sided_ = traits.one_sided;
+  if (streamed() && traits.lane_limit < StreamLayout::lanes) {
     throw Error(ErrorCode::unsupported,
-                fmt::format("transport {} has {} lanes; {} are needed", options_.transport, endpoint_->lane_limit(),
+                fmt::format("transport {} has {} lanes; {} are needed", options_.transport, traits.lane_limit,
                             StreamLayout::lanes),
                 rank());
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gathers over stream-ordered, one-sided transports: everything is enqueued here and now, nothing runs on the host.
+// Gathers over stream-ordered transports: everything is enqueued here and now, nothing runs on the host.
 #include <fmt/format.h>
 
 #include <set>
@@ -20,8 +20,10 @@ class StreamGather : public GatherFields {
     bind(field, comm.rank());
     const std::size_t f = fields.size() - 1;
     Place place{prepared->streamed.gather_region[slot_number_], {}, false};
-    if (!field.destination.valid() || plan.ranks() == 1) {
-      if (plan.ranks() > 1) place.landed_at = prepared->streamed.landed_at[specs[f]];
+    if (!comm.one_sided()) {
+      place.outlives_slot = field.destination.valid();
+    } else if (!field.destination.valid()) {
+      place.landed_at = prepared->streamed.landed_at[specs[f]];
     } else {
       // Elsewhere peers can write to memory of allocate() alone; the other ranks have theirs at the same offset.
       const std::size_t bytes = rows[f].row_bytes * static_cast<std::size_t>(plan.landed_rows());
@@ -42,7 +44,7 @@ class StreamGather : public GatherFields {
   }
 
   // Fields in priority order, within each the plan's order of chunks.
-  void add_items(OpState& op, StreamOp& stream_op, const std::shared_ptr<const void>& self) {
+  void add_items(CommunicatorImpl& comm, OpState& op, StreamOp& stream_op, const std::shared_ptr<const void>& self) {
     for (std::size_t f = 0; f < fields.size(); ++f) {
       for (std::size_t a = 0; a < plan.arrivals().size(); ++a) {
         const ChunkTransfer& t = plan.arrivals()[a];
@@ -50,8 +52,8 @@ class StreamGather : public GatherFields {
         if (t.step == 0) {
           stream_op.add_own(item);
         } else {
-          stream_op.add_receive(item, t.peer, flag(stream_op, f, prepared->streamed.arrivals[a]), placing(f, a, self),
-                                places_[f].outlives_slot);
+          stream_op.add_receive(item, t.peer, flag(stream_op, f, prepared->streamed.arrivals[a]),
+                                placing(comm, f, a, self), places_[f].outlives_slot);
         }
       }
     }
@@ -68,6 +70,7 @@ class StreamGather : public GatherFields {
       begin(endpoint, op, stream_op, stream);
       for (std::size_t f = 0; f < fields.size(); ++f) make_dense(comm, f, stream, self);
       send(endpoint, op, stream_op, stream, self);
+      endpoint.flush(stream, stream_op.lane());
     });
     if (!remote && comm.size() > 1) throw Error(ErrorCode::aborted, "the communicator is closed", comm.rank());
     std::set<int> peers;
@@ -94,9 +97,10 @@ class StreamGather : public GatherFields {
         .encode();
   }
 
-  StreamOp::Place placing(std::size_t f, std::size_t arrival, const std::shared_ptr<const void>& self) const {
+  StreamOp::Place placing(CommunicatorImpl& comm, std::size_t f, std::size_t arrival,
+                          const std::shared_ptr<const void>& self) const {
     const std::byte* const packed = staging(prepared->gather.receive, f, arrival);
-    if (packed == nullptr) return {};
+    if (packed == nullptr) return comm.placing(plan.arrivals()[arrival].peer);
     const RowMove move{packed, rows[f].row_bytes, rows[f].landed, rows[f].row_bytes, rows[f].row_bytes};
     return [self, move, runs = prepared->streamed.runs(prepared->streamed.place[arrival])](const Stream& stream) {
       move_rows(stream, runs, {&move, 1}, self);
@@ -112,6 +116,7 @@ class StreamGather : public GatherFields {
         WireTransfer wire{t.peer, true, staging(prepared->gather.receive, f, a)};
         wire.tag = tag(op, f, t);
         wire.flag = flag(stream_op, f, prepared->streamed.arrivals[a]);
+        wire.round = StreamLayout::round(f, t, prepared->streamed.arrivals[a], rows[f].row_bytes);
         if (wire.data != nullptr) {
           wire.bytes = rows[f].row_bytes * static_cast<std::size_t>(t.rows);
           transfers.push_back(wire);
@@ -177,6 +182,7 @@ class StreamGather : public GatherFields {
     WireTransfer wire{t.peer, false, staging(prepared->gather.send, f, d)};
     wire.tag = tag(op, f, t);
     wire.flag = flag(stream_op, f, layout.departures[d]);
+    wire.round = StreamLayout::round(f, t, layout.departures[d], rows[f].row_bytes);
     if (wire.data != nullptr) {
       wire.bytes = rows[f].row_bytes * static_cast<std::size_t>(t.rows);
       wire.region = layout.gather_region[slot_number_];
@@ -188,8 +194,10 @@ class StreamGather : public GatherFields {
     for (const Run& run : t.runs) {
       wire.data = const_cast<std::byte*>(rows[f].source_row(run.owner_row));
       wire.bytes = rows[f].row_bytes * static_cast<std::size_t>(run.rows);
-      wire.offset = places_[f].landed_at[static_cast<std::size_t>(t.peer)] +
-                    rows[f].row_bytes * static_cast<std::size_t>(run.landed_row);
+      if (!places_[f].landed_at.empty()) {
+        wire.offset = places_[f].landed_at[static_cast<std::size_t>(t.peer)] +
+                      rows[f].row_bytes * static_cast<std::size_t>(run.landed_row);
+      }
       transfers.push_back(wire);
     }
   }
@@ -235,7 +243,7 @@ Work CommunicatorImpl::gather_on_stream(const std::shared_ptr<const Prepared::Da
   const std::shared_ptr<OpState> op = make_op(OpKind::gather, task->names());
   const std::shared_ptr<StreamOp> stream_op = make_stream_op(static_cast<std::uint32_t>(slot), stream);
   op->set_stream_op(stream_op);
-  task->add_items(*op, *stream_op, task);
+  task->add_items(*this, *op, *stream_op, task);
   op->set_landed(task->landed);
   op->keep(task);
   open_op(op);

@@ -48,9 +48,8 @@ Prepared CommunicatorImpl::prepare(const Plan& plan, const BatchSpec& spec) {
          {"the caller's fingerprint", "'" + spec.fingerprint + "'"}},
         Deadline::after(options_.rendezvous_timeout));
   if (streamed()) make_tables(*data, options_.device, Deadline::after(options_.rendezvous_timeout));
-  if (streamed() && size() > 1) {
-    share_arenas(*data);
-  } else {
+  if (streamed() && size() > 1) share_arenas(*data);
+  if (!one_sided()) {
     reserve(options_.device, gather_arena_, data->gather.bytes);
     reserve(options_.device, reduce_arena_, data->reduce.bytes);
   }
@@ -83,12 +82,12 @@ void CommunicatorImpl::share_arenas(Prepared::Data& data) {
   for (int r = 0; r < size(); ++r) {
     ByteReader reader(all[static_cast<std::size_t>(r)]);
     const std::uint64_t flags = reader.u64();
-    if (flags > endpoint_->flag_limit() / StreamLayout::lanes) {
+    if (flags > flags_of_a_lane()) {
       const Error error(
           ErrorCode::unsupported,
           fmt::format("rank {} needs {} arrival flags for what one rank sends it in one operation; transport {} "
                       "has {}: use larger chunks, or fewer fields",
-                      r, flags, options_.transport, endpoint_->flag_limit() / StreamLayout::lanes),
+                      r, flags, options_.transport, flags_of_a_lane()),
           r);
       disagree(error, deadline);
     }
@@ -98,12 +97,32 @@ void CommunicatorImpl::share_arenas(Prepared::Data& data) {
     reader.expect_end();
   }
   read_places(data, places);
+  reserve_lanes(data);
+  if (!one_sided()) return;
   const auto grow = [&](std::array<Region, Prepared::slots>& arena, std::size_t bytes) {
     // Operations under way, and what was prepared before, keep the old memory.
     for (Region& slot : arena) slot = share_region(std::max(bytes, slot.buffer.bytes()), deadline);
   };
   if (grow_gather) grow(gather_arena_, data.gather.bytes);
   if (grow_reduce) grow(reduce_arena_, data.reduce.bytes);
+}
+
+void CommunicatorImpl::reserve_lanes(const Prepared::Data& data) {
+  const auto bytes_of = [](std::span<const ChunkTransfer> transfers, const std::vector<FieldSpec>& fields, bool wire) {
+    std::int64_t rows = 0;
+    for (const ChunkTransfer& t : transfers) rows += t.step > 0 ? t.rows : 0;
+    std::size_t row_bytes = 0;
+    for (const FieldSpec& f : fields)
+      row_bytes += static_cast<std::size_t>(f.row_elements) * size_of(wire ? f.wire : f.dtype);
+    return static_cast<std::size_t>(rows) * row_bytes;
+  };
+  const Plan& plan = data.plan;
+  for (std::uint32_t i = 0; i < Prepared::slots; ++i) {
+    endpoint_->reserve(i, bytes_of(plan.arrivals(), data.spec.gather, false),
+                       bytes_of(plan.departures(), data.spec.gather, false));
+    endpoint_->reserve(Prepared::slots + i, bytes_of(plan.departures(), data.spec.reduce, true),
+                       bytes_of(plan.arrivals(), data.spec.reduce, true));
+  }
 }
 
 Region CommunicatorImpl::share_region(std::size_t bytes, Deadline deadline) {
@@ -140,7 +159,7 @@ Region CommunicatorImpl::share_region(std::size_t bytes, Deadline deadline) {
 
 Buffer CommunicatorImpl::allocate(std::size_t bytes) {
   check_usable();
-  if (!streamed() || size() == 1) return options_.device.allocate(bytes);
+  if (!one_sided()) return options_.device.allocate(bytes);
   Region region = share_region(bytes, Deadline::after(options_.rendezvous_timeout));
   std::erase_if(shared_, [](const SharedMemory& s) { return s.alive.expired(); });
   shared_.push_back({region.buffer.owner(), static_cast<const std::byte*>(region.buffer.data()), bytes, region.id});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reductions over stream-ordered, one-sided transports.
+// Reductions over stream-ordered transports.
 #include <map>
 #include <set>
 
@@ -19,7 +19,8 @@ class StreamReduction final : public ReductionState {
     s.expect_finish();
     for (std::size_t f = 0; f < fields_.size(); ++f) {
       for (std::size_t d = 0; d < plan().departures().size(); ++d) {
-        s.add_receive(incoming_[f][d], plan().departures()[d].peer, flag(f, prepared_->streamed.departures[d]));
+        const int peer = plan().departures()[d].peer;
+        s.add_receive(incoming_[f][d], peer, flag(f, prepared_->streamed.departures[d]), comm->placing(peer));
       }
       for (std::size_t a = 0; a < plan().arrivals().size(); ++a) {
         const ChunkTransfer& t = plan().arrivals()[a];
@@ -39,6 +40,7 @@ class StreamReduction final : public ReductionState {
           const ChunkTransfer& t = plan().departures()[d];
           WireTransfer wire{t.peer, true, receive_staging(f, d), wire_bytes(f, t), tag(f, t.chunk).encode()};
           wire.flag = flag(f, prepared_->streamed.departures[d]);
+          wire.round = round(f, t, prepared_->streamed.departures[d]);
           transfers.push_back(wire);
         }
       }
@@ -56,6 +58,10 @@ class StreamReduction final : public ReductionState {
   std::uint32_t flag(std::size_t f, const StreamLayout::Pair& pair) const {
     return stream_op().first_flag() + static_cast<std::uint32_t>(spec_index_[f]) * pair.count + pair.index;
   }
+  std::uint64_t round(std::size_t f, const ChunkTransfer& t, const StreamLayout::Pair& pair) const {
+    const std::size_t row_bytes = static_cast<std::size_t>(spec(f).row_elements) * size_of(spec(f).wire);
+    return StreamLayout::round(f, t, pair, row_bytes);
+  }
   std::shared_ptr<CommunicatorImpl> comm() const {
     auto comm = comm_.lock();
     if (!comm) throw Error(ErrorCode::invalid_usage, "the communicator of this reduction is gone");
@@ -67,6 +73,7 @@ class StreamReduction final : public ReductionState {
     const ChunkTransfer& t = plan().arrivals()[a];
     const StreamLayout& layout = prepared_->streamed;
     WireTransfer wire{t.peer, false, send_staging(f, a), wire_bytes(f, t), tag(f, t.chunk).encode()};
+    wire.round = round(f, t, layout.arrivals[a]);
     wire.region = layout.reduce_region[slot_];
     wire.offset = layout.contribution_at[spec_index_[f]][a];
     wire.flag = flag(f, layout.arrivals[a]);
@@ -114,6 +121,7 @@ class StreamReduction final : public ReductionState {
         stream.wait(event);
       }
       own_on_.clear();
+      comm()->with_endpoint([&](Endpoint& endpoint) { endpoint.flush(stream, stream_op().lane()); });
       stream_op().finishing(stream);
       const std::span<const Chunk> own = plan().chunks_of(plan().rank());
       for (std::size_t f = 0; f < fields_.size(); ++f) {

@@ -12,10 +12,14 @@ namespace tandem::detail {
 namespace {
 
 std::vector<StreamLayout::Pair> number_pairs(std::span<const ChunkTransfer> transfers) {
-  std::map<int, std::uint32_t> counts;
+  std::map<int, StreamLayout::Pair> seen;
   std::vector<StreamLayout::Pair> out;
-  for (const ChunkTransfer& t : transfers) out.push_back({counts[t.peer]++, 0});
-  for (std::size_t i = 0; i < out.size(); ++i) out[i].count = counts[transfers[i].peer];
+  for (const ChunkTransfer& t : transfers) {
+    StreamLayout::Pair& pair = seen[t.peer];
+    out.push_back({pair.count++, 0, pair.first_row});
+    pair.first_row += t.rows;
+  }
+  for (std::size_t i = 0; i < out.size(); ++i) out[i].count = seen[transfers[i].peer].count;
   return out;
 }
 
@@ -73,6 +77,15 @@ class Tables {
 };
 
 }  // namespace
+
+std::uint64_t StreamLayout::round(std::size_t field, const ChunkTransfer& transfer, const Pair& pair,
+                                  std::size_t row_bytes) {
+  constexpr std::size_t round_bytes = std::size_t{8} << 20;
+  constexpr unsigned step_bits = 16, part_bits = 40;
+  const std::uint64_t part = static_cast<std::uint64_t>(pair.first_row) * row_bytes / round_bytes;
+  return ((static_cast<std::uint64_t>(field) << step_bits | static_cast<std::uint64_t>(transfer.step)) << part_bits) |
+         part;
+}
 
 std::uint64_t flags_needed(const Prepared::Data& data) {
   return std::max(data.spec.gather.size() * most_of_a_peer(data.plan.arrivals()),

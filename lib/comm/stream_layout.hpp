@@ -15,11 +15,13 @@ namespace tandem::detail {
 /// What stream-ordered operations of a plan need besides the offsets that all have: flags, where things lie at the
 /// peers, and tables for the kernels.
 ///
-/// Lanes: one for each slot of gathers, then of reductions. Each has its own range of flags, an equal share of what the
-/// transport has. Within it flags are numbered for each pair of ranks from what both know: field after field, in a
-/// field the chunks that travel between the two, in the plan's order.
+/// Lanes: one for each slot of gathers, then of reductions, then those of exchanges. Each has its own range of flags,
+/// an equal share of what the transport has. Within it flags are numbered for each pair of ranks from what both know:
+/// field after field, in a field the chunks that travel between the two, in the plan's order.
 struct StreamLayout {
-  static constexpr std::uint32_t lanes = 2 * Prepared::slots;
+  static constexpr std::uint32_t exchange_lanes = 2;
+  static constexpr std::uint32_t first_exchange_lane = 2 * Prepared::slots;
+  static constexpr std::uint32_t lanes = first_exchange_lane + exchange_lanes;
 
   /// A stretch of the table of runs.
   struct Runs {
@@ -36,7 +38,12 @@ struct StreamLayout {
   struct Pair {
     std::uint32_t index = 0;
     std::uint32_t count = 0;
+    std::int64_t first_row = 0;  ///< rows of those before it
   };
+
+  /// Of a transfer that belongs to the n-th field of an operation. What two ranks send each other in a step is cut into
+  /// rounds of some MB, so that what arrives in one can be used while the next travels.
+  static std::uint64_t round(std::size_t field, const ChunkTransfer& transfer, const Pair& pair, std::size_t row_bytes);
 
   Buffer table;  ///< RowRun[], then RowAddend[], where kernels can read them
   std::size_t addends_at = 0;

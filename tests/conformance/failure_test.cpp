@@ -167,7 +167,7 @@ TEST_P(Conformance, CloseDuringTransfersHarmsNobody) {
         for (const int direction : {TANDEM_SEND, TANDEM_RECEIVE}) {
           buffers.emplace_back(2U << 20);
           transfers.push_back(
-              {sizeof(tandem_transfer), p, direction, buffers.back().data(), buffers.back().size(), 1, 0, 0, 0});
+              {sizeof(tandem_transfer), p, direction, buffers.back().data(), buffers.back().size(), 1, 0, 0, 0, 0});
         }
       }
       batches.push_back(&mesh[r].post(transfers));

@@ -23,10 +23,10 @@ using Options = std::map<std::string, std::string>;
 constexpr tandem_status code(ErrorCode c) { return static_cast<tandem_status>(c); }
 
 inline tandem_transfer send_to(int peer, std::uint64_t tag, const void* buffer, std::uint64_t bytes) {
-  return {sizeof(tandem_transfer), peer, TANDEM_SEND, const_cast<void*>(buffer), bytes, tag, 0, 0, 0};
+  return {sizeof(tandem_transfer), peer, TANDEM_SEND, const_cast<void*>(buffer), bytes, tag, 0, 0, 0, 0};
 }
 inline tandem_transfer receive_from(int peer, std::uint64_t tag, void* buffer, std::uint64_t bytes) {
-  return {sizeof(tandem_transfer), peer, TANDEM_RECEIVE, buffer, bytes, tag, 0, 0, 0};
+  return {sizeof(tandem_transfer), peer, TANDEM_RECEIVE, buffer, bytes, tag, 0, 0, 0, 0};
 }
 
 /// What became of the transfers of one post.

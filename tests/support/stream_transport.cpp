@@ -154,8 +154,8 @@ const tandem_transport& transport() {
     out.describe = describe;
     out.attach = attach;
     out.release = release;
-    out.flag_limit = 4096;
-    out.lane_limit = 4;
+    out.flag_limit = 6144;
+    out.lane_limit = 6;
     out.sent = sent;
     return out;
   }();

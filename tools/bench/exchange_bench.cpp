@@ -92,11 +92,11 @@ class Rank {
     for (int t = 1; t < size_; ++t) {
       const int from = (rank_ + size_ - t) % size_;
       transfers.push_back({sizeof(tandem_transfer), from, TANDEM_RECEIVE, data + static_cast<std::size_t>(from) * bytes,
-                           bytes, 1, 0, 0, 0});
+                           bytes, 1, 0, 0, 0, 0});
     }
     for (int t = 1; t < size_; ++t)
       transfers.push_back({sizeof(tandem_transfer), (rank_ + t) % size_, TANDEM_SEND,
-                           data + static_cast<std::size_t>(rank_) * bytes, bytes, 1, 0, 0, 0});
+                           data + static_cast<std::size_t>(rank_) * bytes, bytes, 1, 0, 0, 0, 0});
     pending_ = transfers.size();
     const tandem_post_params post{
         sizeof(post), transfers.data(), transfers.size(), nullptr, &Rank::completed, this, 0, 0, 0, 0};

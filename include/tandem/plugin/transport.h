@@ -30,6 +30,12 @@
  *   operation begins only behind all arrivals of the one before, and behind every reader of its bytes and every wait
  *   for its flags; and every peer that has sends on a lane's operation has a matching receive there, and the reverse.
  *
+ *   A stream-ordered transport need not be one-sided: then receives have buffers, and regions and offsets mean nothing.
+ *   One that has to start sends and receives together (NCCL) may hold back what is posted until `flush`, which the host
+ *   calls once for each operation, behind its last post. What it then starts keeps the order of `round`: transfers of a
+ *   round are under way together, those of a smaller one are started before. Matching transfers have the same round,
+ *   and so have those that share a flag.
+ *
  *   Nothing that a stream waits for may depend on later work of that stream, whatever queues streams share: a transport
  *   waits for a receiver and copies on streams of its own, one for each peer, behind an event of the stream that post
  *   was given.
@@ -98,6 +104,7 @@ typedef struct tandem_transfer {
   uint64_t remote_region; /* of a send, one-sided transports only: where it lands at the receiver */
   uint64_t remote_offset;
   uint32_t flag; /* stream-ordered transports only, as `stream`, `lane` and what follows there */
+  uint64_t round;
 } tandem_transfer;
 
 /* Called exactly once for each transfer of a post that returned ok, when its buffer is no longer used: from a thread of
@@ -182,6 +189,10 @@ typedef struct tandem_transport {
    * a word for each lane and peer that the beginning resets, and that the transport raises after the sends of a post
    * with `last`. Called like arrived. Without it a host thread takes sends for done when they are posted. */
   int32_t (*sent)(tandem_transport_context* context, int32_t peer, uint32_t lane);
+
+  /* STREAM_ORDERED, optional: nothing more will be posted for the lane's operation. Behind everything that `stream` did
+   * so far, and behind the posts. */
+  tandem_status (*flush)(tandem_transport_context* context, void* stream, uint32_t lane);
 } tandem_transport;
 
 typedef const tandem_transport* (*tandem_transport_query_fn)(void);

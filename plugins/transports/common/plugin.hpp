@@ -147,8 +147,8 @@ inline std::vector<tandem_transfer> read_transfers(const tandem_post_params& par
 
 /// Those of a stream-ordered one. What a one-sided transport receives needs no buffer.
 inline std::vector<tandem_transfer> read_stream_transfers(const tandem_post_params& params, int rank, int size,
-                                                          uint32_t flag_limit) {
-  if (params.struct_size < sizeof(tandem_post_params))
+                                                          uint32_t flag_limit, bool one_sided) {
+  if (params.struct_size < offsetof(tandem_post_params, last) + sizeof(params.last))
     throw std::invalid_argument("post parameters are too small for a stream-ordered transport");
   if (params.on_complete) throw std::invalid_argument("a stream-ordered transport reports no completions");
   std::vector<tandem_transfer> transfers = read_each_transfer(params, rank, size);
@@ -156,7 +156,7 @@ inline std::vector<tandem_transfer> read_stream_transfers(const tandem_post_para
     const tandem_transfer& t = transfers[i];
     if (t.flag >= flag_limit)
       throw std::invalid_argument(fmt::format("transfer {}: flag {}; there are {}", i, t.flag, flag_limit));
-    if (t.direction == TANDEM_SEND && !t.buffer && t.bytes > 0)
+    if ((t.direction == TANDEM_SEND || !one_sided) && !t.buffer && t.bytes > 0)
       throw std::invalid_argument(fmt::format("transfer {}: no buffer for {} bytes", i, t.bytes));
   }
   return transfers;

@@ -25,7 +25,7 @@ using detail::Fd;
 /// may stand behind the very wait that it should end. A line each, as in SignalWords.
 class Board {
  public:
-  static constexpr std::uint32_t flags = 2048;
+  static constexpr std::uint32_t flags = 6144;
   static constexpr std::uint32_t lanes = 8;
 
   Board() = default;

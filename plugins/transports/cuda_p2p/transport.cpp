@@ -61,7 +61,7 @@ tandem_status connect_test(Handle* context, std::int32_t peer) { return context-
 
 tandem_status post(Handle* context, const tandem_post_params* params) {
   return plugin::guarded(context->host(), "cuda_p2p", [&] {
-    const auto transfers = plugin::read_stream_transfers(*params, context->rank(), context->size(), Board::flags);
+    const auto transfers = plugin::read_stream_transfers(*params, context->rank(), context->size(), Board::flags, true);
     if (params->lane >= Board::lanes) throw std::invalid_argument(fmt::format("there is no lane {}", params->lane));
     const LaneUse use{params->lane, params->begin != 0, params->first != 0, params->last != 0};
     if (!use.begin && std::any_of(transfers.begin(), transfers.end(),
@@ -153,6 +153,7 @@ constexpr tandem_transport table{
     .flag_limit = Board::flags,
     .lane_limit = Board::lanes,
     .sent = sent,
+    .flush = nullptr,
 };
 
 }  // namespace

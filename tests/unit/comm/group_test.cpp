@@ -274,8 +274,8 @@ TEST(Clock, OffsetBetweenThreadsOfAProcessIsWithinARoundTrip) {
   const detail::GroupId group{9, 9, 9};
   std::vector<std::unique_ptr<detail::Endpoint>> endpoints;
   for (int r = 0; r < 2; ++r) {
-    endpoints.push_back(std::make_unique<detail::Endpoint>(transport, r, 2, group, std::map<std::string, std::string>{},
-                                                           -1, [](int, const std::string&) {}));
+    endpoints.push_back(std::make_unique<detail::PluginEndpoint>(
+        transport, r, 2, group, std::map<std::string, std::string>{}, -1, [](int, const std::string&) {}));
   }
   std::vector<std::string> addresses{endpoints[0]->address(), endpoints[1]->address()};
   std::thread zero([&] {

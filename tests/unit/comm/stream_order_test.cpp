@@ -296,18 +296,58 @@ TEST(StreamOrderLimits, TooFewFlagsAreSaidOnAllRanks) {
   }
 }
 
-TEST(StreamOrderLimits, ExchangeIsRefused) {
+// A ring: what came from one neighbour goes on to the other, as ring attention passes its keys.
+TEST_P(StreamOrder, ARingOfExchangesBringsEverybodysBlock) {
+  constexpr int ranks = 4;
+  constexpr std::size_t words = 3000;
+  run_cluster(cluster(ranks), [](Communicator& comm) {
+    ASSERT_TRUE(comm.one_sided());
+    const Stream stream = comm.device().create_stream();
+    const Buffer blocks = comm.allocate(2 * words * sizeof(int));
+    auto* const half = static_cast<int*>(blocks.data());
+    for (std::size_t i = 0; i < words; ++i) half[i] = comm.rank() * 10000 + static_cast<int>(i);
+    const int next = (comm.rank() + 1) % ranks;
+    const int before = (comm.rank() + ranks - 1) % ranks;
+    for (int step = 1; step <= 2 * ranks; ++step) {
+      int* const from = half + ((step + 1) % 2) * words;
+      int* const to = half + (step % 2) * words;
+      const std::vector<Transfer> transfers{
+          {Transfer::Direction::send, next, from, words * sizeof(int), to},
+          {Transfer::Direction::receive, before, to, words * sizeof(int), nullptr},
+      };
+      const Work work = comm.exchange(transfers, stream);
+      work.wait(stream);
+      auto seen = std::make_shared<std::vector<int>>();
+      stream.run([to, seen] { seen->assign(to, to + words); });
+      stream.synchronize(soon());
+      const int owner = (comm.rank() + ranks * 2 - step % ranks) % ranks;
+      for (std::size_t i = 0; i < words; ++i)
+        ASSERT_EQ((*seen)[i], owner * 10000 + static_cast<int>(i)) << "step " << step;
+    }
+  });
+}
+
+TEST(StreamOrderLimits, AnExchangeSaysWhatCannotLandWhere) {
   ClusterOptions options;
   options.transport = "stream";
   run_cluster(options, [](Communicator& comm) {
-    EXPECT_TRUE(comm.one_sided());
-    try {
-      comm.exchange({}, comm.device().create_stream());
-      ADD_FAILURE() << "accepted";
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), ErrorCode::unsupported);
-      EXPECT_NE(std::string(e.what()).find("stream"), std::string::npos) << e.what();
-    }
+    const Stream stream = comm.device().create_stream();
+    const Buffer shared = comm.allocate(64);
+    int own[4] = {};
+    const auto refused = [&](const Transfer& t) {
+      try {
+        comm.exchange({&t, 1}, stream);
+        ADD_FAILURE() << "accepted";
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+        EXPECT_NE(std::string(e.what()).find("a buffer of Communicator::allocate"), std::string::npos) << e.what();
+      }
+    };
+    const int peer = 1 - comm.rank();
+    refused({Transfer::Direction::send, peer, own, sizeof(own), nullptr});
+    refused({Transfer::Direction::send, peer, own, sizeof(own), own});
+    refused({Transfer::Direction::receive, peer, own, sizeof(own), nullptr});
+    refused({Transfer::Direction::receive, peer, static_cast<char*>(shared.data()) + 60, 8, nullptr});
   });
 }
 

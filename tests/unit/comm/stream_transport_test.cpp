@@ -42,9 +42,9 @@ class StreamTransport : public ::testing::Test {
     static std::uint8_t number = 0;
     const detail::GroupId group{++number, 77};
     for (int r = 0; r < 2; ++r) {
-      ends_.push_back(std::make_shared<Endpoint>(detail::find_transport("stream"), r, 2, group,
-                                                 std::map<std::string, std::string>{}, -1,
-                                                 [](int, const std::string&) {}));
+      ends_.push_back(std::make_shared<detail::PluginEndpoint>(detail::find_transport("stream"), r, 2, group,
+                                                               std::map<std::string, std::string>{}, -1,
+                                                               [](int, const std::string&) {}));
       streams_.push_back(devices_[static_cast<std::size_t>(r)].create_stream());
       regions_.push_back(ends_.back()->allocate(64));
     }
