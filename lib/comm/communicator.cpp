@@ -8,7 +8,7 @@
 #include "base/env.hpp"
 #include "bootstrap/rendezvous.hpp"
 #include "comm/communicator_impl.hpp"
-#include "comm/plugin_host.hpp"
+#include "comm/open_endpoint.hpp"
 #include "comm/reduce.hpp"
 
 namespace tandem {
@@ -54,12 +54,7 @@ Communicator Communicator::create(const CommunicatorOptions& given) {
   const bool on_gpu = options.device.kind() == DeviceKind::cuda;
   if (chosen) options.transport = env.transport.value_or(on_gpu ? "cuda_p2p" : "tcp");
   if (options.transport == "tcp" && env.interface) options.transport_options.try_emplace("interface", *env.interface);
-  const tandem_transport& transport = detail::find_transport(options.transport);
-  if (on_gpu && (transport.capabilities & TANDEM_CAP_DEVICE_MEMORY) == 0) {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("transport {} cannot move memory of {}", options.transport, options.device.describe()),
-                options.rank);
-  }
+  detail::choose_transport(options.transport, options.device);  // before anybody is met
   detail::Group group;
   group.rank = options.rank;
   group.job_ranks.resize(static_cast<std::size_t>(options.size));

@@ -18,6 +18,7 @@ CommunicatorImpl::CommunicatorImpl(CommunicatorOptions options, Group group, std
       group_(std::move(group)),
       streamed_(group_.size() == 1 && options_.device.kind() == DeviceKind::cuda),
       job_store_(std::move(job_store)),
+      path_(options_.transport),
       route_reason_(std::move(route_reason)) {
   left_.resize(static_cast<std::size_t>(size()), false);
   if (job_store_) store_ = prefix_store(job_store_, group_.name);
@@ -175,7 +176,7 @@ std::string CommunicatorImpl::route(int peer) const {
     throw Error(ErrorCode::invalid_argument, fmt::format("rank {} of {}", peer, size()), rank());
   }
   if (peer == rank()) return "local: the rank itself";
-  return fmt::format("{}: {}", options_.transport, route_reason_);
+  return fmt::format("{}: {}", path_, route_reason_);
 }
 
 std::shared_ptr<OpState> CommunicatorImpl::make_op(OpKind kind, std::vector<std::string> fields) {
@@ -184,7 +185,7 @@ std::shared_ptr<OpState> CommunicatorImpl::make_op(OpKind kind, std::vector<std:
   setup.sequence = next_sequence_++;
   setup.rank = rank();
   setup.fields = std::move(fields);
-  setup.path = options_.transport;
+  setup.path = path_;
   setup.timeout = options_.operation_timeout;
   setup.device = options_.device.handle();
   setup.trace = options_.trace;

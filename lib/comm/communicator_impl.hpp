@@ -168,6 +168,7 @@ class CommunicatorImpl : public std::enable_shared_from_this<CommunicatorImpl> {
   std::optional<Meeting> meeting_;
   std::shared_mutex endpoint_mutex_;    // exclusive to close the endpoint, shared to use it
   std::shared_ptr<Endpoint> endpoint_;  // shared by its regions
+  std::string path_;  // the endpoint's name for how it reaches the others
   std::string route_reason_;
   std::int64_t clock_offset_ns_ = 0;
 

@@ -12,7 +12,7 @@
 #include "base/thread.hpp"
 #include "bootstrap/addresses.hpp"
 #include "comm/communicator_impl.hpp"
-#include "comm/plugin_host.hpp"
+#include "comm/open_endpoint.hpp"
 #include "tandem/version.hpp"
 
 namespace tandem::detail {
@@ -159,11 +159,14 @@ void CommunicatorImpl::establish() {
   GroupId group{};
   std::copy_n(group_bytes.begin(), std::min(group_bytes.size(), group.size()), group.begin());
 
-  endpoint_ = std::make_shared<PluginEndpoint>(find_transport(options_.transport), rank(), size(), group,
-                                               options_.transport_options, options_.device.impl().cuda_ordinal(),
-                                               [weak = weak_from_this()](int peer, const std::string& reason) {
-                                                 if (const auto self = weak.lock()) self->suspect(peer, reason);
-                                               });
+  endpoint_ = open_endpoint({options_.transport, options_.transport_options, options_.device, rank(), size(), group,
+                             [weak = weak_from_this()](int peer, const std::string& reason) {
+                               if (const auto self = weak.lock()) self->suspect(peer, reason);
+                             },
+                             [weak = weak_from_this()](const Status& status) {
+                               if (const auto self = weak.lock()) self->on_transfer_error(status);
+                             }});
+  path_ = endpoint_->name(rank() == 0 ? 1 : 0);
   const Traits traits = endpoint_->traits();
   streamed_ = traits.stream_ordered;
   one_sided_ = traits.one_sided;
@@ -173,7 +176,8 @@ void CommunicatorImpl::establish() {
                             StreamLayout::lanes),
                 rank());
   }
-  const Hello mine{version(), options_.transport, host_identity(), endpoint_->address()};
+  // Those that are staged put together what others send one by one.
+  const Hello mine{version(), path_, host_identity(), endpoint_->address()};
   std::vector<Hello> hellos;
   for (const std::string& bytes : meet([&] { return meeting_->collect("introduction", mine.encode(), deadline); })) {
     hellos.push_back(Hello::decode(bytes));
