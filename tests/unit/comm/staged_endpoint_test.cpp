@@ -321,6 +321,7 @@ TEST_P(StagedTransport, StagingOutlivesItsReaders) {
   stream(1).impl().wait(go, {});
   end(1).wait(stream(1), 0, flag);
   ends_.clear();
+  const auto poisoned = devices_[1].impl().allocate_host(source.size());  // where staging was, had it been freed
   go->set();
   stream(1).synchronize(soon());
   EXPECT_TRUE(landed == source);
