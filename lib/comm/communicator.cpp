@@ -3,13 +3,16 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "base/env.hpp"
 #include "bootstrap/rendezvous.hpp"
 #include "comm/communicator_impl.hpp"
 #include "comm/open_endpoint.hpp"
+#include "comm/plugin_host.hpp"
 #include "comm/reduce.hpp"
+#include "comm/routes.hpp"
 
 namespace tandem {
 
@@ -28,6 +31,15 @@ void check_options(const CommunicatorOptions& o) {
   if (o.rendezvous_timeout.count() <= 0 || o.operation_timeout.count() <= 0) {
     throw Error(ErrorCode::invalid_argument, "timeouts must be positive", o.rank);
   }
+}
+
+// The fastest first, and in the end one that always works.
+std::string default_transports(bool on_gpu) {
+  if (!on_gpu) return "tcp";
+  const auto there = detail::static_transports();
+  const bool nccl =
+      std::any_of(there.begin(), there.end(), [](const tandem_transport* t) { return t->name == std::string("nccl"); });
+  return nccl ? "cuda_p2p,nccl" : "cuda_p2p";
 }
 
 }  // namespace
@@ -52,16 +64,19 @@ Communicator Communicator::create(const CommunicatorOptions& given) {
   const Env env = Env::read();
   const bool chosen = options.transport.empty();
   const bool on_gpu = options.device.kind() == DeviceKind::cuda;
-  if (chosen) options.transport = env.transport.value_or(on_gpu ? "cuda_p2p" : "tcp");
-  if (options.transport == "tcp" && env.interface) options.transport_options.try_emplace("interface", *env.interface);
-  detail::choose_transport(options.transport, options.device);  // before anybody is met
+  if (chosen) options.transport = env.transport.value_or(default_transports(on_gpu));
+  // Before anybody is met.
+  for (const std::string& name : detail::split_names(options.transport)) {
+    detail::choose_transport(name, options.device);
+    if (name == "tcp" && env.interface) options.transport_options.try_emplace("tcp.interface", *env.interface);
+  }
   detail::Group group;
   group.rank = options.rank;
   group.job_ranks.resize(static_cast<std::size_t>(options.size));
   std::iota(group.job_ranks.begin(), group.job_ranks.end(), 0);
   const char* reason = !chosen         ? "asked for by the caller"
                        : env.transport ? "asked for by TANDEM_TRANSPORT"
-                       : on_gpu        ? "the default for ranks on GPUs of one host"
+                       : on_gpu        ? "the default for ranks on GPUs"
                                        : "the default for ranks on the host device";
   std::shared_ptr<Store> store = options.store;
   auto impl =
@@ -97,6 +112,7 @@ Work Communicator::exchange(std::span<const Transfer> transfers, const Stream& s
   return impl_->exchange(transfers, stream);
 }
 Buffer Communicator::allocate(std::size_t bytes) { return impl_->allocate(bytes); }
+bool Communicator::stream_ordered() const noexcept { return impl_->streamed(); }
 bool Communicator::one_sided() const noexcept { return impl_->one_sided(); }
 std::optional<Communicator> Communicator::split(int color, int key) {
   std::shared_ptr<detail::CommunicatorImpl> child = impl_->split(color, key);

@@ -7,9 +7,28 @@
 #include <utility>
 
 #include "comm/plugin_host.hpp"
+#include "comm/routes.hpp"
 #include "device/impl.hpp"
 
 namespace tandem::detail {
+
+namespace {
+
+std::map<std::string, std::string> options_of(const std::map<std::string, std::string>& all,
+                                              const std::string& transport) {
+  std::map<std::string, std::string> its;
+  for (const auto& [key, value] : all) {
+    const std::size_t dot = key.find('.');
+    if (dot == std::string::npos) {
+      its[key] = value;
+    } else if (key.substr(0, dot) == transport) {
+      its[key.substr(dot + 1)] = value;
+    }
+  }
+  return its;
+}
+
+}  // namespace
 
 TransportChoice choose_transport(const std::string& name, const Device& device) {
   constexpr std::string_view prefix = "staged:";
@@ -28,13 +47,23 @@ TransportChoice choose_transport(const std::string& name, const Device& device) 
   return {&transport, forced || (!stream_ordered && device.kind() == DeviceKind::cuda)};
 }
 
+std::string describe_transports(const std::string& list, const Device& device) {
+  std::string out;
+  for (const std::string& name : split_names(list)) {
+    const TransportChoice choice = choose_transport(name, device);
+    if (!out.empty()) out += "; ";
+    out += choice.staged ? StagedEndpoint::name_of(choice.transport->name) : choice.transport->name;
+  }
+  return out;
+}
+
 std::shared_ptr<Endpoint> open_endpoint(EndpointOptions o) {
-  const TransportChoice choice = choose_transport(o.transport, o.device);
+  const tandem_transport& transport = *o.choice.transport;
   // A staged transport sees the host's memory alone.
-  const int cuda_device = choice.staged ? -1 : o.device.impl().cuda_ordinal();
-  auto endpoint = std::make_shared<PluginEndpoint>(*choice.transport, o.rank, o.size, o.group, o.transport_options,
-                                                   cuda_device, std::move(o.peer_failed));
-  if (!choice.staged) return endpoint;
+  const int cuda_device = o.choice.staged ? -1 : o.device.impl().cuda_ordinal();
+  auto endpoint = std::make_shared<PluginEndpoint>(
+      transport, o.rank, o.size, o.group, options_of(o.options, transport.name), cuda_device, std::move(o.peer_failed));
+  if (!o.choice.staged) return endpoint;
   return std::make_shared<StagedEndpoint>(std::move(endpoint), std::move(o.device), std::move(o.transfer_failed));
 }
 

@@ -21,9 +21,13 @@ struct TransportChoice {
 /// invalid_argument if it cannot be staged.
 TransportChoice choose_transport(const std::string& name, const Device& device);
 
+/// The names of `list` as routes call them: ranks of which one is staged and the other is not would not understand each
+/// other, as those that are put together what others send one by one.
+std::string describe_transports(const std::string& list, const Device& device);
+
 struct EndpointOptions {
-  std::string transport;
-  std::map<std::string, std::string> transport_options;
+  TransportChoice choice;
+  std::map<std::string, std::string> options;  ///< "tcp.interface" is for tcp alone, "interface" for all
   Device device;
   int rank = 0;
   int size = 0;

@@ -63,7 +63,7 @@ void StagedEndpoint::leave_memory() noexcept {
 
 Traits StagedEndpoint::traits() const noexcept { return {true, false, false, flag_limit, lane_limit}; }
 
-std::string StagedEndpoint::name(int peer) const { return transport_->name(peer) + ", staged through host memory"; }
+std::string StagedEndpoint::name(int peer) const { return name_of(transport_->name(peer)); }
 
 StagedEndpoint::Lane& StagedEndpoint::lane(std::uint32_t number) {
   if (number < lane_limit) return lanes_[number];

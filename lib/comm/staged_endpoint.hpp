@@ -43,12 +43,17 @@ class StagedEndpoint final : public Endpoint {
   /// were aborted here; the status' rank is the peer.
   StagedEndpoint(std::shared_ptr<Endpoint> transport, Device device, TransferFailed failed);
   ~StagedEndpoint() override;
+  /// What it calls itself over a transport of that name.
+  static std::string name_of(const std::string& transport) { return transport + ", staged through host memory"; }
 
   Traits traits() const noexcept override;
   std::string name(int peer) const override;
   std::string address() override { return transport_->address(); }
   void connect(std::span<const std::string> addresses, Deadline deadline) override {
     transport_->connect(addresses, deadline);
+  }
+  std::vector<std::string> try_connect(std::span<const std::string> addresses, Deadline deadline) override {
+    return transport_->try_connect(addresses, deadline);
   }
   void abort(const std::string& reason) noexcept override;
 

@@ -9,8 +9,8 @@ StagedReceive::StagedReceive(DeviceImpl& device, Bundle b, std::byte* at)
 }
 
 void StagedReceive::piece_arrived(std::size_t piece) noexcept {
-  here[piece]->set();
   missing_.fetch_sub(1, std::memory_order_acq_rel);
+  here[piece]->set();  // whom it releases finds that it has arrived
 }
 
 StagedOperation::StagedOperation(DeviceImpl& device, std::shared_ptr<SignalImpl> sent_before)

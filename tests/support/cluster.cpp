@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <thread>
 
+#include "support/grouped_transport.hpp"
 #include "support/stream_transport.hpp"
 
 namespace tandem::testing {
 
 std::vector<std::exception_ptr> run_ranks(const ClusterOptions& o, const std::function<void(Communicator&)>& body) {
   register_stream_transport();
+  register_grouped_transport();
   const auto store = HashStore::create(o.ranks);
   std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(o.ranks));
   std::vector<std::thread> threads;
@@ -28,6 +30,7 @@ std::vector<std::exception_ptr> run_ranks(const ClusterOptions& o, const std::fu
         options.store = store->attach(r);
         options.transport = o.transport;
         options.transport_options = o.transport_options;
+        if (o.options_of_rank) options.transport_options.merge(o.options_of_rank(r));
         options.operation_timeout = o.operation_timeout;
         options.rendezvous_timeout = o.rendezvous_timeout;
         if (o.trace) options.trace = std::make_shared<Trace>(r);

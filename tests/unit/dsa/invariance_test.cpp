@@ -55,7 +55,7 @@ TEST(Invariance, ForwardIsTheSameBitForBitHoweverItIsCutUp) {
     for (const int queues : {0, 1, 2}) {
       options.cluster.queues = queues;
       options.cluster.transport_options["seed"] = std::to_string(testing::test_seed() + static_cast<unsigned>(queues));
-      for (const char* transport : {"loopback", "stream", "staged:loopback"}) {
+      for (const char* transport : {"loopback", "stream"}) {
         options.cluster.transport = transport;
         expect_same(options, transport + (", " + std::to_string(queues)) + " queues with delays");
       }
@@ -77,7 +77,7 @@ TEST(Invariance, GradientsAreTheSameFromRunToRun) {
     options.cluster.queues = threads - 1;
     options.cluster.transport_options = {
         {"delay_us", "400"}, {"seed", std::to_string(testing::test_seed() + static_cast<unsigned>(threads))}};
-    for (const char* transport : {"loopback", "stream", "staged:loopback"}) {
+    for (const char* transport : {"loopback", "stream"}) {
       options.cluster.transport = transport;
       EXPECT_TRUE(run(problem, options) == first) << transport << ", " << threads << " threads";
     }
@@ -93,7 +93,7 @@ TEST(Invariance, LayersInFlightDoNotDisturbEachOther) {
     options.keep_landed = keep;
     const Results one = run(problem, options);
     options.layers = 3;
-    for (const char* transport : {"loopback", "tcp", "stream", "staged:loopback", "staged:tcp"}) {
+    for (const char* transport : {"loopback", "tcp", "stream", "grouped", "staged:loopback", "staged:tcp"}) {
       for (const int queues : {0, 1}) {
         options.cluster.transport = transport;
         options.cluster.queues = queues;
