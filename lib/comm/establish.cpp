@@ -191,14 +191,14 @@ void CommunicatorImpl::connect_routes(const GroupId& group, Deadline deadline) {
   search.why = route_reason_;
   search.deadline = deadline;
   search.open = [&](const std::string& name) {
-    const auto endpoint = open_endpoint({choose_transport(name, options_.device), options_.transport_options,
-                                         options_.device, rank(), size(), group,
-                                         [weak = weak_from_this()](int peer, const std::string& reason) {
-                                           if (const auto self = weak.lock()) self->suspect(peer, reason);
-                                         },
-                                         [weak = weak_from_this()](const Status& status) {
-                                           if (const auto self = weak.lock()) self->on_transfer_error(status);
-                                         }});
+    std::shared_ptr<Endpoint> endpoint = open_endpoint(
+        {choose_transport(name, options_.device), options_.transport_options, options_.device, rank(), size(), group,
+         [weak = weak_from_this()](int peer, const std::string& reason) {
+           if (const auto self = weak.lock()) self->suspect(peer, reason);
+         },
+         [weak = weak_from_this()](const Status& status) {
+           if (const auto self = weak.lock()) self->on_transfer_error(status);
+         }});
     hold(endpoint);  // so that it is aborted if somebody fails meanwhile
     return endpoint;
   };
