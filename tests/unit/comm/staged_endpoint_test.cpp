@@ -10,12 +10,10 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
-#include <numeric>
 #include <thread>
 #include <vector>
 
 #include "comm/open_endpoint.hpp"
-#include "comm/plugin_host.hpp"
 #include "device/impl.hpp"
 #include "support/cluster.hpp"
 #include "support/random.hpp"
@@ -28,7 +26,6 @@ namespace {
 using namespace std::chrono_literals;
 using detail::Bundle;
 using detail::Endpoint;
-using detail::LaneUse;
 using detail::MarkWatcher;
 using detail::Staging;
 using detail::WireTransfer;
