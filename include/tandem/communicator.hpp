@@ -61,11 +61,15 @@ struct BatchSpec {
 struct GatherField {
   std::string name;
   /// [rows, row...]: this rank's shard. Read from the moment the stream gets here until wait(stream) is passed.
+  /// Empty if the field is in place.
   Tensor source;
   /// [landed_rows, row...], or empty to land in the slot that the communicator keeps for it. Give one for rows that
   /// must outlive the next gather but one. If the communicator is one-sided it has to lie in a buffer of its
   /// allocate().
   Tensor destination;
+  /// This rank's rows are where they land already, in the slot that the gather will use or in `destination`, at
+  /// Plan::to_landed of their positions: nothing but what travels is copied.
+  bool in_place = false;
 };
 
 struct ReduceField {

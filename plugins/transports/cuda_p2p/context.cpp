@@ -164,7 +164,7 @@ void Context::send(std::span<const tandem_transfer> transfers, cudaStream_t stre
     const tandem_transfer& t = transfers[i];
     if (t.direction != TANDEM_SEND) continue;
     Pusher& pusher = *peer(t.peer).pusher;
-    if (t.bytes > 0) pusher.copy(remote(t), t.buffer, t.bytes);
+    for (int i = 0; t.bytes > 0 && i < self_.repeat; ++i) pusher.copy(remote(t), t.buffer, t.bytes);
     if (last_of[{t.peer, t.flag}] == i) pusher.raise(peer(t.peer).board.arrival(self_.rank, t.flag));
   }
   for (const int p : receivers) {

@@ -28,6 +28,7 @@ struct Membership {
   int rank = 0;
   int size = 0;
   int device = 0;
+  int repeat = 1;  ///< how often every byte is pushed, to play a slower link
 };
 
 /// What a post is of its lane's operation: see tandem_post_params.

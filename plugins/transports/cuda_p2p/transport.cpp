@@ -33,10 +33,12 @@ tandem_status open(const tandem_host_services* services, const tandem_open_param
   const plugin::Host host(services);
   return plugin::guarded(host, "cuda_p2p", [&] {
     plugin::check_open_params(*params);
-    plugin::parse_options(*params, {});
     if (params->struct_size < sizeof(tandem_open_params) || params->cuda_device < 0)
       throw std::invalid_argument("it moves GPU memory, and this rank has no GPU");
     Membership self;
+    plugin::parse_options(*params, {{"repeat", [&](auto& v) {
+                                       self.repeat = static_cast<int>(plugin::parse_number("repeat", v, 1, 1000));
+                                     }}});
     std::memcpy(self.group.data(), params->group, self.group.size());
     self.rank = params->rank;
     self.size = params->size;
@@ -133,7 +135,7 @@ constexpr tandem_transport table{
                     TANDEM_CAP_GRAPH_CAPTURE | TANDEM_CAP_ONE_SIDED,
     .name = "cuda_p2p",
     .description = "GPUs of one host: copy engines push into memory of the peer, no multiprocessor is used",
-    .option_help = "",
+    .option_help = "repeat: how often every byte is pushed, for measurements that play a slower link (1)\n",
     .max_message = UINT64_MAX,
     .open = open,
     .address = address,

@@ -45,7 +45,7 @@ class SignalsBlocked {
 Context::Context(const Membership& self, const Options& options, const plugin::Host& host)
     : self_(self), host_(host), work_(io_.get_executor()) {
   for (int p = 0; p < self.size; ++p)
-    peers_.push_back(std::make_unique<Peer>(self.rank, p, options.segment_bytes, host_));
+    peers_.push_back(std::make_unique<Peer>(self.rank, p, options.segment_bytes, options.repeat, host_));
   const bool narrowed = !options.interface.empty();
   const auto bound = narrowed ? detail::local_address_for(options.interface) : std::string();
   listener_.emplace(

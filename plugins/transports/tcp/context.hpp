@@ -25,6 +25,7 @@ struct Options {
   std::string interface;     // "" is all
   bool unix_sockets = true;  // between processes of one host
   std::uint64_t segment_bytes = 1U << 20;
+  std::uint64_t repeat = 1;  // how often every segment travels
   std::uint64_t socket_buffer_bytes = 0;
 };
 

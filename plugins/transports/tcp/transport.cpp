@@ -30,6 +30,7 @@ tandem_status open(const tandem_host_services* services, const tandem_open_param
         {{"interface", [&](auto& v) { options.interface = v; }},
          {"segment_bytes",
           [&](auto& v) { options.segment_bytes = plugin::parse_number("segment_bytes", v, kib, gib); }},
+         {"repeat", [&](auto& v) { options.repeat = plugin::parse_number("repeat", v, 1, 1000); }},
          {"unix_sockets", [&](auto& v) { options.unix_sockets = plugin::parse_number("unix_sockets", v, 0, 1) == 1; }},
          {"socket_buffer_bytes",
           [&](auto& v) { self.socket_buffer_bytes = plugin::parse_number("socket_buffer_bytes", v, 0, gib); }}});
@@ -88,6 +89,7 @@ constexpr tandem_transport table = [] {
       "interface: name or address of the network interface to listen on and to advertise (TANDEM_INTERFACE, or all)\n"
       "unix_sockets: 1 connects processes of one host by Unix sockets, 0 by loopback like those of others (1)\n"
       "segment_bytes: longest piece of a transfer that nothing else is sent in between (1048576)\n"
+      "repeat: how often every byte travels, for measurements that play a slower link; equal on all ranks (1)\n"
       "socket_buffer_bytes: of each socket, both ways; 0 leaves it to the system (0)\n";
   t.max_message = UINT64_MAX;
   t.open = open;

@@ -103,7 +103,7 @@ class Gather final : public Contender {
 
  private:
   void begin(const Stream& stream) {
-    const GatherField field{"kv", {}, landed_};
+    const GatherField field{"kv", {}, landed_, true};
     work_ = comm_.gather(plan_, {&field, 1}, stream);
   }
   std::uint64_t landed_bytes() const { return static_cast<std::uint64_t>(plan_.landed_rows()) * gather_row; }
