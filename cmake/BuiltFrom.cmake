@@ -2,6 +2,7 @@
 
 # Run at every build (cmake -D SOURCE=... -D OUTPUT=... -P): writes the commit that SOURCE is at, and whether files
 # differ from it. The file changes only if that does. Outside of git, as in a release's archive, it says "unknown".
+cmake_minimum_required(VERSION 3.25)
 set(commit unknown)
 set(dirty false)
 find_program(GIT git)

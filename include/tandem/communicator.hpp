@@ -201,7 +201,8 @@ class TANDEM_EXPORT Communicator {
   std::optional<Communicator> split(int color, int key);
   /// Blocks until all ranks are here. Throws timeout naming the ranks that are not.
   void barrier(Deadline deadline);
-  /// Collective: finishes what is in flight, says good-bye, closes. Later operations are invalid_usage.
+  /// Collective: finishes what is in flight, says good-bye, closes. Later operations are invalid_usage. Graphs that
+  /// operations were captured in must have run to their end by now, on all ranks, and be launched no more.
   void finalize(Deadline deadline);
   /// Ends everything now, here and on all other ranks, which report `aborted` and this rank. Never blocks on a peer.
   void abort(const std::string& reason) noexcept;

@@ -17,8 +17,7 @@ void GatherFields::bind(const GatherField& field, int rank) {
   }
   const FieldSpec& spec = it->spec;
   if (!field.in_place) {
-    check_rows(field.source, spec.dtype, plan.rows(), spec.row_elements,
-               fmt::format("gather source '{}'", field.name));
+    check_rows(field.source, spec.dtype, plan.rows(), spec.row_elements, fmt::format("gather source '{}'", field.name));
   } else if (field.source.valid()) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("gather field '{}' is in place, so it has no source", field.name), rank);

@@ -25,7 +25,11 @@ class GpuBench : public ::testing::Test {
   static Ended run(const std::string& operation, const std::vector<std::string>& options) {
     const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe");
     std::vector<std::string> command{(self.parent_path().parent_path().parent_path() / "bin" / "tandem").string(),
-                                     "bench", operation, "--device", "cuda", "--json"};
+                                     "bench",
+                                     operation,
+                                     "--device",
+                                     "cuda",
+                                     "--json"};
     command.insert(command.end(), options.begin(), options.end());
     return Running(command).wait(std::chrono::minutes(2));
   }
@@ -47,8 +51,8 @@ class GpuBench : public ::testing::Test {
 TEST_F(GpuBench, MovesTheRightDataInEveryMode) {
   for (const std::string operation : {"gather", "reduce", "exchange"}) {
     for (const std::string ranks : {"1", "2"}) {
-      const std::vector<std::string> options{"--ranks", ranks, "-b", "64K", "-e", "4M", "-f", "64", "-n", "4",
-                                             "-w",      "1"};
+      const std::vector<std::string> options{"--ranks", ranks, "-b", "64K", "-e", "4M",
+                                             "-f",      "64",  "-n", "4",   "-w", "1"};
       const auto with = [&](std::vector<std::string> more) {
         more.insert(more.begin(), options.begin(), options.end());
         return result(operation, more);
@@ -67,8 +71,7 @@ TEST_F(GpuBench, RunsBesideGemms) {
   for (const std::string operation : {"gather", "reduce", "exchange"}) {
     for (const std::string ranks : {"1", "2"}) {
       SCOPED_TRACE(operation + " over " + ranks);
-      const std::vector<std::string> options{"--ranks", ranks, "-b",       "4M",    "-e", "4M",
-                                             "-n",      "2",   "--beside", "gemm:2"};
+      const std::vector<std::string> options{"--ranks", ranks, "-b", "4M", "-e", "4M", "-n", "2", "--beside", "gemm:2"};
       const Ended e = run(operation, options);
       if (e.err.find("no cuBLAS") != std::string::npos) GTEST_SKIP() << "SKIPPED: " << e.err;
       ASSERT_EQ(e.code, 0) << e.err;

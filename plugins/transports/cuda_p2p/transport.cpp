@@ -36,9 +36,9 @@ tandem_status open(const tandem_host_services* services, const tandem_open_param
     if (params->struct_size < sizeof(tandem_open_params) || params->cuda_device < 0)
       throw std::invalid_argument("it moves GPU memory, and this rank has no GPU");
     Membership self;
-    plugin::parse_options(*params, {{"repeat", [&](auto& v) {
-                                       self.repeat = static_cast<int>(plugin::parse_number("repeat", v, 1, 1000));
-                                     }}});
+    plugin::parse_options(
+        *params,
+        {{"repeat", [&](auto& v) { self.repeat = static_cast<int>(plugin::parse_number("repeat", v, 1, 1000)); }}});
     std::memcpy(self.group.data(), params->group, self.group.size());
     self.rank = params->rank;
     self.size = params->size;

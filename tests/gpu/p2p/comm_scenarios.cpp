@@ -268,6 +268,7 @@ void captured(const Arguments& a) {
   check(cudaGraphDestroy(graph), "cudaGraphDestroy");
   fmt::print("{} operations\n", op);
   comm.barrier(soon());
+  comm.finalize(soon());
 }
 
 void comm_death(const Arguments& a) {

@@ -117,8 +117,11 @@ TEST(BenchOptions, EachErrorNamesItsOption) {
   for (const char* option : {"--versus", "--beside", "--cudagraph"}) {
     EXPECT_THAT(error_of([&](auto& a) {
                   a.device = "host";
-                  (option[2] == 'v' ? a.versus : option[2] == 'b' ? a.beside : a.graph_launches) =
-                      option[2] == 'v' ? "nccl" : option[2] == 'b' ? "gemm" : "1";
+                  (option[2] == 'v'   ? a.versus
+                   : option[2] == 'b' ? a.beside
+                                      : a.graph_launches) = option[2] == 'v'   ? "nccl"
+                                                            : option[2] == 'b' ? "gemm"
+                                                                               : "1";
                 }),
                 HasSubstr(std::string(option) + ": only with --device cuda"));
   }
@@ -218,7 +221,7 @@ TEST_F(BenchRun, CountsWhatIsWrongWhereItIsWrong) {
   EXPECT_THAT(report.add(rows), HasSubstr("other"));
   EXPECT_EQ(report.wrong(), rows[0].wrong);
   EXPECT_THAT(report.end(), HasSubstr("FAILED"));
-  EXPECT_EQ(report.json()["ok"], false);
+  EXPECT_EQ(report.as_json()["ok"], false);
 }
 
 TEST_F(BenchRun, TakesTurnsAndCountsOnlyTimedIterations) {
@@ -229,8 +232,8 @@ TEST_F(BenchRun, TakesTurnsAndCountsOnlyTimedIterations) {
     EXPECT_EQ(rows[i].us.count, 4U);
     EXPECT_TRUE(rows[i].checked);
     EXPECT_EQ(rows[i].wrong, 0U);
-    EXPECT_EQ(contender(i).calls, 1 + 2 + 4 + 1);  // untimed, warm-ups, timed, checked
-    EXPECT_EQ(contender(i).salts.size(), 2U);      // new data for the check
+    EXPECT_EQ(contender(i).calls, 2 + 2 + 4 + 1);  // untimed, warm-ups, timed, checked
+    EXPECT_EQ(contender(i).salts.size(), 3U);      // new data for each untimed one, and for the check
   }
   EXPECT_NE(contender(0).salts.back(), contender(1).salts.back());
   job_.check = false;
@@ -252,7 +255,7 @@ TEST(BenchReport, SaysEverythingInJson) {
   other.beside = BesideFigures{3, 1, 2, 1000, 1040, 1100, 7};
   BenchReport report(job, {{"tandem", "bench", "reduce"}, "a device", "tcp: why", {"clock", "2.28.9"}});
   report.add({mine, other});
-  const nlohmann::ordered_json out = report.json();
+  const nlohmann::ordered_json out = report.as_json();
   EXPECT_EQ(out["command"], "tandem bench reduce");
   EXPECT_TRUE(out["commit"].is_string());
   EXPECT_TRUE(out["dirty"].is_boolean());

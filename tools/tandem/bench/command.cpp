@@ -53,7 +53,8 @@ std::uint64_t bench_rank(const BenchJob& job, const CommunicatorOptions& options
         },
         [&](const std::vector<BenchRow>& rows) { print(report->add(rows)); });
     print(report->end());
-    if (comm.rank() == 0 && !job.output_file.empty()) write_atomically(job.output_file, report->json().dump(2) + "\n");
+    if (comm.rank() == 0 && !job.output_file.empty())
+      write_atomically(job.output_file, report->as_json().dump(2) + "\n");
     wrong = report->wrong();
   }
   comm.finalize(Deadline::after(job.timeout));
@@ -91,14 +92,16 @@ int run_threads(const BenchJob& job, const std::vector<std::string>& command_lin
 
 }  // namespace
 
-int run_bench_command(const BenchArguments& arguments, const std::vector<std::string>& command_line) {
+int run_bench_command(const BenchArguments& arguments, const std::vector<std::string>& given) {
+  std::vector<std::string> command_line = given;
+  command_line.at(0) = "tandem";  // for the report: however it was found
   const std::optional<LaunchedRank> launched = launched_rank();
   const BenchJob job = make_bench_job(arguments, launched);
   if (job.transport == "loopback" || (!launched && job.ranks == 1)) return run_threads(job, command_line);
   if (!launched) {
     LaunchOptions options;
     options.ranks = job.ranks;
-    options.command = command_line;
+    options.command = given;
     options.command.at(0) = "/proc/self/exe";
     options.name = "tandem bench";
     return launch(options);

@@ -130,6 +130,8 @@ Gate::~Gate() {
   keeper_.join();
 }
 
+bool Gate::shared() const noexcept { return words_->shared; }
+
 void Gate::close(const Stream& stream) {
   const std::uint32_t epoch = ++epoch_;
   const auto address = [](const Word& word) { return reinterpret_cast<CUdeviceptr>(&word); };

@@ -27,7 +27,7 @@ class Gate {
   Gate& operator=(const Gate&) = delete;
 
   /// False if the ranks have no memory in common: open() then frees this rank's stream alone.
-  bool shared() const noexcept { return words_->shared; }
+  bool shared() const noexcept;
   /// What `stream` is given from here on waits for open(), then until all ranks' streams have come to this point.
   void close(const Stream& stream);
   void open() noexcept;

@@ -143,7 +143,7 @@ std::string BenchReport::add(const std::vector<BenchRow>& rows) {
 }
 
 std::string BenchReport::end() const {
-  if (job_.json) return json().dump() + "\n";
+  if (job_.json) return as_json().dump() + "\n";
   if (job_.csv) return "";
   std::string text = fmt::format("# Out of bounds values : {} {}\n", wrong_, wrong_ == 0 ? "OK" : "FAILED");
   std::map<std::string, std::pair<double, int>> sums;
@@ -160,7 +160,7 @@ std::string BenchReport::end() const {
   return text;
 }
 
-nlohmann::ordered_json BenchReport::json() const {
+nlohmann::ordered_json BenchReport::as_json() const {
   json results = json::array();
   for (const auto& rows : sizes_) {
     for (const BenchRow& row : rows) results.push_back(json_of(row, ratio_of(rows, row)));

@@ -28,7 +28,7 @@ class BenchReport {
   std::string begin() const;
   std::string add(const std::vector<BenchRow>& rows);
   std::string end() const;
-  nlohmann::ordered_json json() const;
+  nlohmann::ordered_json as_json() const;
   std::uint64_t wrong() const noexcept { return wrong_; }
 
  private:

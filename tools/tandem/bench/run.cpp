@@ -54,13 +54,16 @@ class Measurement {
   int samples() const { return job_.graph_launches > 0 ? job_.graph_launches : job_.iterations; }
   Deadline deadline() const { return Deadline::after(limit_); }
 
-  // The first call is not timed, and starts at once: connections are made and memory is found in it, and graphs are
-  // captured after it.
+  // The first calls are not timed, and start at once: connections are made in them, memory is found and that of another
+  // size is given back, which would wait for a gate. Two of them, for gathers and reductions alternate between two
+  // slots. Graphs are captured after that.
   void prepare(std::size_t c) {
     Contender& contender = *contenders_[c];
-    contender.renew(timer_.stream(), ++salt_);
-    contender.enqueue(timer_.stream());
-    timer_.stream().synchronize(deadline());
+    for (int i = 0; i < Prepared::slots; ++i) {
+      contender.renew(timer_.stream(), ++salt_);
+      contender.enqueue(timer_.stream());
+      timer_.stream().synchronize(deadline());
+    }
     BenchTimer::Enqueue call = [&contender](const Stream& stream) { contender.enqueue(stream); };
     calls_.push_back(job_.graph_launches > 0 ? timer_.capture(call, job_.iterations) : std::move(call));
   }
