@@ -61,6 +61,10 @@ tandem_status connect(Handle* context, const void* const* addresses, const std::
 
 tandem_status connect_test(Handle* context, std::int32_t peer) { return context->connect_test(peer); }
 
+tandem_status connect_error(Handle* context, std::int32_t peer, void* out, std::uint64_t* bytes) {
+  return plugin::guarded(context->host(), "cuda_p2p", [&] { return put(context->connect_error(peer), out, bytes); });
+}
+
 tandem_status post(Handle* context, const tandem_post_params* params) {
   return plugin::guarded(context->host(), "cuda_p2p", [&] {
     const auto transfers = plugin::read_stream_transfers(*params, context->rank(), context->size(), Board::flags, true);
@@ -156,6 +160,7 @@ constexpr tandem_transport table{
     .lane_limit = Board::lanes,
     .sent = sent,
     .flush = nullptr,
+    .connect_error = connect_error,
 };
 
 }  // namespace
