@@ -139,6 +139,7 @@ void run_bench(const BenchJob& job, Communicator& comm, BenchRanks& ranks,
     std::vector<BenchRow> rows = measure_contenders(job, contenders, *timer, *data, ranks);
     for (std::size_t c = 0; gemm && c < contenders.size(); ++c) {
       rows[c].beside = gemm->measure(*contenders[c], rows[c].us.median);
+      rows[c].late += ranks.sum(static_cast<std::uint64_t>(timer->take_late()));
       if (job.check) rows[c].wrong += ranks.sum(data->take_wrong(timer->stream(), Deadline::after(job.timeout)));
     }
     each(rows);
