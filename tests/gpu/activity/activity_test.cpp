@@ -3,8 +3,8 @@
 // add. Ranks are processes, and each records itself.
 //
 // Where ranks share a GPU a push is a copy within it, which CUPTI shows without addresses: it is told from others by
-// their number and sizes, which have to be exactly the plan's. With a GPU for each rank a push is a copy between GPUs,
-// and is checked to be one, which only then shows that no multiprocessor takes part.
+// their number and sizes, which have to be exactly the plan's. Such copies run on multiprocessors, so that these are
+// not idle here. With a GPU for each rank each push is checked to be a copy between GPUs, and the copy engines make it.
 #include <gtest/gtest.h>
 
 #include <cstdio>
