@@ -185,6 +185,9 @@ class TANDEM_EXPORT Communicator {
   /// a one-sided transport keep it open after this communicator is closed, and so does all that shares them (landed
   /// rows, Works, Prepared).
   Buffer allocate(std::size_t bytes);
+  /// Operations are enqueued whole, and nothing of them runs on the host: the transport is such a one, or there are no
+  /// peers and the device is a GPU.
+  bool stream_ordered() const noexcept;
   /// Peers write to this rank's memory by themselves, so that gathers land only in their slots and in buffers of
   /// allocate().
   bool one_sided() const noexcept;

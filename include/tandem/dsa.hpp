@@ -93,10 +93,11 @@ struct DsaMemory {
   std::uint64_t gradients = 0;
   std::uint64_t accumulators = 0;  ///< fp32 over landed rows
   std::uint64_t staging = 0;       ///< both slots of contributions, coming and going
+  std::uint64_t tables = 0;        ///< of rows, for kernels; stream-ordered communicators only
   std::uint64_t saved = 0;         ///< of the above, what the context keeps until backward beside the outputs
 
   std::uint64_t total() const noexcept {
-    return inputs + outputs + landed + scratch + gradients + accumulators + staging;
+    return inputs + outputs + landed + scratch + gradients + accumulators + staging + tables;
   }
 };
 

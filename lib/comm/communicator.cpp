@@ -102,6 +102,7 @@ Work Communicator::exchange(std::span<const Transfer> transfers, const Stream& s
   return impl_->exchange(transfers, stream);
 }
 Buffer Communicator::allocate(std::size_t bytes) { return impl_->allocate(bytes); }
+bool Communicator::stream_ordered() const noexcept { return impl_->streamed(); }
 bool Communicator::one_sided() const noexcept { return impl_->one_sided(); }
 std::optional<Communicator> Communicator::split(int color, int key) {
   std::shared_ptr<detail::CommunicatorImpl> child = impl_->split(color, key);

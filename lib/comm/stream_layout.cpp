@@ -61,9 +61,11 @@ class Tables {
   }
   std::int64_t addends() const { return static_cast<std::int64_t>(addends_.size()); }
 
+  std::size_t bytes() const { return runs_.size() * sizeof(RowRun) + addends_.size() * sizeof(RowAddend); }
+
   void upload(StreamLayout& layout, const Device& device, Deadline deadline) const {
     layout.addends_at = runs_.size() * sizeof(RowRun);
-    layout.table = device.allocate(layout.addends_at + addends_.size() * sizeof(RowAddend));
+    layout.table = device.allocate(bytes());
     const Stream stream = device.create_stream({.name = "prepare"});
     auto* const at = static_cast<std::byte*>(layout.table.data());
     stream.copy(at, runs_.data(), layout.addends_at);
@@ -92,12 +94,10 @@ std::uint64_t flags_needed(const Prepared::Data& data) {
                   data.spec.reduce.size() * most_of_a_peer(data.plan.departures()));
 }
 
-void make_tables(Prepared::Data& data, const Device& device, Deadline deadline) {
-  const Plan& plan = data.plan;
-  StreamLayout& layout = data.streamed;
-  layout.arrivals = number_pairs(plan.arrivals());
-  layout.departures = number_pairs(plan.departures());
+namespace {
 
+Tables fill_tables(const Prepared::Data& data, StreamLayout& layout) {
+  const Plan& plan = data.plan;
   Tables tables;
   const Run all{0, 0, plan.rows()};
   if (plan.rows() > 0) layout.dense = tables.add({&all, 1}, Row::owner, Row::owner);
@@ -130,7 +130,20 @@ void make_tables(Prepared::Data& data, const Device& device, Deadline deadline) 
     }
     layout.sums.push_back(std::move(sums));
   }
-  tables.upload(layout, device, deadline);
+  return tables;
+}
+
+}  // namespace
+
+void make_tables(Prepared::Data& data, const Device& device, Deadline deadline) {
+  data.streamed.arrivals = number_pairs(data.plan.arrivals());
+  data.streamed.departures = number_pairs(data.plan.departures());
+  fill_tables(data, data.streamed).upload(data.streamed, device, deadline);
+}
+
+std::size_t table_bytes(const Prepared::Data& data) {
+  StreamLayout unused;
+  return fill_tables(data, unused).bytes();
 }
 
 std::string encode_places(const Prepared::Data& data) {

@@ -73,6 +73,9 @@ std::uint64_t flags_needed(const Prepared::Data& data);
 /// Fills the tables, whose memory is `device`'s; blocks until they are there.
 void make_tables(Prepared::Data& data, const Device& device, Deadline deadline);
 
+/// What they take, without making them.
+std::size_t table_bytes(const Prepared::Data& data);
+
 /// Where things lie in this rank's slots, for its peers; and what the peers' (by rank) mean for this rank.
 std::string encode_places(const Prepared::Data& data);
 void read_places(Prepared::Data& data, std::span<const std::string> places);

@@ -153,6 +153,7 @@ DsaMemory DsaAttention::Impl::memory(const Plan& plan) const {
   m.gradients = e * s * h * d + 4 * s * d + 4 * h + (loss ? e * s * hi * i + 4 * s * (i + hi) : 0);
   m.accumulators = 4 * n * (d + (loss ? i : 0));
   m.staging = Prepared::slots * arena.reduce.bytes;
+  if (comm->stream_ordered()) m.tables = detail::table_bytes(arena);
   return m;
 }
 

@@ -5,12 +5,14 @@
 
 #include <thread>
 
+#include "support/grouped_transport.hpp"
 #include "support/stream_transport.hpp"
 
 namespace tandem::testing {
 
 std::vector<std::exception_ptr> run_ranks(const ClusterOptions& o, const std::function<void(Communicator&)>& body) {
   register_stream_transport();
+  register_grouped_transport();
   const auto store = HashStore::create(o.ranks);
   std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(o.ranks));
   std::vector<std::thread> threads;

@@ -29,7 +29,8 @@ json per_rank(const std::vector<RankSummary>& ranks, Get get) {
 json memory_json(const DsaMemory& m) {
   return {{"inputs", m.inputs},   {"outputs", m.outputs},     {"landed", m.landed},
           {"scratch", m.scratch}, {"gradients", m.gradients}, {"accumulators", m.accumulators},
-          {"staging", m.staging}, {"total", m.total()},       {"saved", m.saved}};
+          {"staging", m.staging}, {"tables", m.tables},       {"total", m.total()},
+          {"saved", m.saved}};
 }
 
 json errors_json(const CheckResult& check) {
@@ -72,16 +73,16 @@ void add_rank_table(std::string& text, const Report& report) {
 
 void add_memory_table(std::string& text, const Report& report) {
   auto out = std::back_inserter(text);
-  constexpr const char* row = "{:>4} {:>10} {:>10} {:>10} {:>10} {:>10} {:>12} {:>10} {:>10} {:>10}\n";
+  constexpr const char* row = "{:>4} {:>10} {:>10} {:>10} {:>10} {:>10} {:>12} {:>10} {:>10} {:>10} {:>10}\n";
   text += "\nmemory\n";
   fmt::format_to(out, fmt::runtime(row), "rank", "inputs", "outputs", "landed", "scratch", "gradients", "accumulators",
-                 "staging", "total", "saved");
+                 "staging", "tables", "total", "saved");
   for (std::size_t i = 0; i < report.ranks.size(); ++i) {
     const DsaMemory& m = report.ranks[i].memory;
     using detail::format_bytes;
     fmt::format_to(out, fmt::runtime(row), i, format_bytes(m.inputs), format_bytes(m.outputs), format_bytes(m.landed),
                    format_bytes(m.scratch), format_bytes(m.gradients), format_bytes(m.accumulators),
-                   format_bytes(m.staging), format_bytes(m.total()), format_bytes(m.saved));
+                   format_bytes(m.staging), format_bytes(m.tables), format_bytes(m.total()), format_bytes(m.saved));
   }
   text += "total: the most that is allocated at once; saved: of it, what lives until backward beside the outputs\n";
 }

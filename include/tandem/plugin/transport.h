@@ -34,7 +34,8 @@
  *   One that has to start sends and receives together (NCCL) may hold back what is posted until `flush`, which the host
  *   calls once for each operation, behind its last post. What it then starts keeps the order of `round`: transfers of a
  *   round are under way together, those of a smaller one are started before. Matching transfers have the same round,
- *   and so have those that share a flag.
+ *   and so have those that share a flag. Within a round what two ranks exchange is in the order of its flags, and where
+ *   they share one in that of the posts: sends may have been posted in another order than the receives.
  *
  *   Nothing that a stream waits for may depend on later work of that stream, whatever queues streams share: a transport
  *   waits for a receiver and copies on streams of its own, one for each peer, behind an event of the stream that post

@@ -200,7 +200,8 @@ TEST_P(Gather, RecordsASpanForEveryTransferAndWait) {
 
 INSTANTIATE_TEST_SUITE_P(Paths, Gather,
                          ::testing::Values(Case{"loopback", 0}, Case{"loopback", 1}, Case{"tcp", 0}, Case{"tcp", 1},
-                                           Case{"stream", 0}, Case{"stream", 1}),
+                                           Case{"stream", 0}, Case{"stream", 1}, Case{"grouped", 0},
+                                           Case{"grouped", 1}),
                          [](const auto& info) {
                            return std::string(info.param.transport) + (info.param.queues == 0 ? "_free" : "_one_queue");
                          });

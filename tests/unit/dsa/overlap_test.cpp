@@ -202,7 +202,7 @@ TEST_P(Spans, HaveTheNamesOfTheContract) {
                                    "reduce/dkv", "wait/d_index_k", "wait/dkv", "wait/index_k", "wait/kv"}));
 }
 
-INSTANTIATE_TEST_SUITE_P(Paths, Spans, ::testing::Values("loopback", "stream"),
+INSTANTIATE_TEST_SUITE_P(Paths, Spans, ::testing::Values("loopback", "stream", "grouped"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
