@@ -56,8 +56,5 @@ TEST_F(Activities, AReductionSumsEachChunkWithOneKernel) {
 }  // namespace tandem::testing_activity
 
 int main(int argc, char** argv) {
-  if (const auto arguments = tandem::testing_p2p::worker_arguments(argc, argv))
-    return tandem::testing_activity::run_scenario(*arguments);
-  ::testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
+  return tandem::testing_p2p::world_main(argc, argv, tandem::testing_activity::run_scenario);
 }

@@ -72,8 +72,5 @@ TEST_F(CudaP2p, AbortReleasesEveryStuckWait) {
 }  // namespace tandem::testing_p2p
 
 int main(int argc, char** argv) {
-  if (const auto arguments = tandem::testing_p2p::worker_arguments(argc, argv))
-    return tandem::testing_p2p::run_scenario(*arguments);
-  ::testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
+  return tandem::testing_p2p::world_main(argc, argv, tandem::testing_p2p::run_scenario);
 }
