@@ -30,9 +30,12 @@ struct CommunicatorOptions {
   Device device = Device::host();
   /// How the ranks find each other; may be empty only if size is 1. Communicator::from_environment fills it.
   std::shared_ptr<Store> store;
-  /// A transport's name, or "" to let tandem choose: "tcp" for processes on the host device.
+  /// A transport's name; or several, as "cuda_p2p,nccl": each pair of ranks then has the first of them by which the two
+  /// reach each other, and route() says which and why. "" lets tandem choose: "tcp" for processes on the host device,
+  /// what `tandem info` shows for GPUs.
   std::string transport;
-  /// Options of the transport, key by key; `tandem info` lists them. An unknown key is an error.
+  /// Options of the transport, key by key; `tandem info` lists them. An unknown key is an error. With "NAME." in front
+  /// a key is for one of several transports.
   std::map<std::string, std::string> transport_options;
   std::chrono::milliseconds rendezvous_timeout{10000};
   /// Most time an operation may take from the moment the stream reaches it.
@@ -157,7 +160,8 @@ class TANDEM_EXPORT Communicator {
   const std::shared_ptr<Trace>& trace() const noexcept;
   /// ok, or why this communicator takes no more operations.
   Status status() const;
-  /// The transport used towards `peer` and why it was chosen: "tcp: the default for processes on the host device".
+  /// The transport used towards `peer`, why it was chosen, and what was rejected and why: "tcp: the first choice, the
+  /// default for ranks on the host device".
   std::string route(int peer) const;
 
   /// Collective, blocks up to the rendezvous timeout; once per batch shape. Compares layout, options, fields and the

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "base/env.hpp"
@@ -10,6 +11,7 @@
 #include "comm/communicator_impl.hpp"
 #include "comm/plugin_host.hpp"
 #include "comm/reduce.hpp"
+#include "comm/routes.hpp"
 
 namespace tandem {
 
@@ -28,6 +30,15 @@ void check_options(const CommunicatorOptions& o) {
   if (o.rendezvous_timeout.count() <= 0 || o.operation_timeout.count() <= 0) {
     throw Error(ErrorCode::invalid_argument, "timeouts must be positive", o.rank);
   }
+}
+
+// The fastest first, and in the end one that always works.
+std::string default_transports(bool on_gpu) {
+  if (!on_gpu) return "tcp";
+  const auto there = detail::static_transports();
+  const bool nccl =
+      std::any_of(there.begin(), there.end(), [](const tandem_transport* t) { return t->name == std::string("nccl"); });
+  return nccl ? "cuda_p2p,nccl" : "cuda_p2p";
 }
 
 }  // namespace
@@ -52,13 +63,15 @@ Communicator Communicator::create(const CommunicatorOptions& given) {
   const Env env = Env::read();
   const bool chosen = options.transport.empty();
   const bool on_gpu = options.device.kind() == DeviceKind::cuda;
-  if (chosen) options.transport = env.transport.value_or(on_gpu ? "cuda_p2p" : "tcp");
-  if (options.transport == "tcp" && env.interface) options.transport_options.try_emplace("interface", *env.interface);
-  const tandem_transport& transport = detail::find_transport(options.transport);
-  if (on_gpu && (transport.capabilities & TANDEM_CAP_DEVICE_MEMORY) == 0) {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("transport {} cannot move memory of {}", options.transport, options.device.describe()),
-                options.rank);
+  if (chosen) options.transport = env.transport.value_or(default_transports(on_gpu));
+  // Before anybody is met.
+  for (const std::string& name : detail::split_names(options.transport)) {
+    const tandem_transport& transport = detail::find_transport(name);
+    if (on_gpu && (transport.capabilities & TANDEM_CAP_DEVICE_MEMORY) == 0) {
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("transport {} cannot move memory of {}", name, options.device.describe()), options.rank);
+    }
+    if (name == "tcp" && env.interface) options.transport_options.try_emplace("tcp.interface", *env.interface);
   }
   detail::Group group;
   group.rank = options.rank;
@@ -66,7 +79,7 @@ Communicator Communicator::create(const CommunicatorOptions& given) {
   std::iota(group.job_ranks.begin(), group.job_ranks.end(), 0);
   const char* reason = !chosen         ? "asked for by the caller"
                        : env.transport ? "asked for by TANDEM_TRANSPORT"
-                       : on_gpu        ? "the default for ranks on GPUs of one host"
+                       : on_gpu        ? "the default for ranks on GPUs"
                                        : "the default for ranks on the host device";
   std::shared_ptr<Store> store = options.store;
   auto impl =

@@ -2,8 +2,10 @@
 #include "comm/communicator_impl.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "base/log.hpp"
@@ -20,6 +22,7 @@ CommunicatorImpl::CommunicatorImpl(CommunicatorOptions options, Group group, std
       job_store_(std::move(job_store)),
       route_reason_(std::move(route_reason)) {
   left_.resize(static_cast<std::size_t>(size()), false);
+  routes_.resize(static_cast<std::size_t>(size()));
   if (job_store_) store_ = prefix_store(job_store_, group_.name);
 }
 
@@ -175,7 +178,16 @@ std::string CommunicatorImpl::route(int peer) const {
     throw Error(ErrorCode::invalid_argument, fmt::format("rank {} of {}", peer, size()), rank());
   }
   if (peer == rank()) return "local: the rank itself";
-  return fmt::format("{}: {}", options_.transport, route_reason_);
+  const RouteName& route = routes_[static_cast<std::size_t>(peer)];
+  return fmt::format("{}: {}", route.transport, route.reason);
+}
+
+std::string CommunicatorImpl::transports() const {
+  std::set<std::string> names;
+  for (const RouteName& route : routes_) {
+    if (!route.transport.empty()) names.insert(route.transport);
+  }
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 std::shared_ptr<OpState> CommunicatorImpl::make_op(OpKind kind, std::vector<std::string> fields) {
@@ -184,7 +196,7 @@ std::shared_ptr<OpState> CommunicatorImpl::make_op(OpKind kind, std::vector<std:
   setup.sequence = next_sequence_++;
   setup.rank = rank();
   setup.fields = std::move(fields);
-  setup.path = options_.transport;
+  for (const RouteName& route : routes_) setup.paths.push_back(route.transport);
   setup.timeout = options_.operation_timeout;
   setup.device = options_.device.handle();
   setup.trace = options_.trace;
@@ -197,8 +209,7 @@ std::shared_ptr<OpState> CommunicatorImpl::make_op(OpKind kind, std::vector<std:
 std::shared_ptr<StreamOp> CommunicatorImpl::make_stream_op(std::uint32_t lane, const Stream& home) {
   if (home.impl().capture() != 0 && endpoint_ && !endpoint_->traits().captures) {
     throw Error(ErrorCode::unsupported,
-                fmt::format("transport {} cannot be part of a graph: the host moves its bytes", options_.transport),
-                rank());
+                fmt::format("transport {} cannot be part of a graph: the host moves its bytes", transports()), rank());
   }
   return std::make_shared<StreamOp>(weak_from_this(), options_.device, lane, lane * flags_of_a_lane(), home);
 }

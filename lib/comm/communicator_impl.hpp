@@ -60,6 +60,8 @@ class CommunicatorImpl : public std::enable_shared_from_this<CommunicatorImpl> {
   int size() const noexcept { return group_.size(); }
   Status status() const;
   std::string route(int peer) const;
+  /// The transports that are used: "cuda_p2p, nccl".
+  std::string transports() const;
   std::int64_t clock_offset_ns() const noexcept { return clock_offset_ns_; }
 
   /// Ends the communicator with `status`: open operations fail, waiters are released. The first call counts.
@@ -124,6 +126,7 @@ class CommunicatorImpl : public std::enable_shared_from_this<CommunicatorImpl> {
   /// Collective: memory of the transport that all peers can write to.
   Region share_region(std::size_t bytes, Deadline deadline);
   void establish();
+  void connect_routes(const GroupId& group, Deadline deadline);
   void check_usable() const;
   std::shared_ptr<OpState> make_op(OpKind kind, std::vector<std::string> fields);
   std::shared_ptr<StreamOp> make_stream_op(std::uint32_t lane, const Stream& home);
@@ -168,7 +171,11 @@ class CommunicatorImpl : public std::enable_shared_from_this<CommunicatorImpl> {
   std::optional<Meeting> meeting_;
   std::shared_mutex endpoint_mutex_;    // exclusive to close the endpoint, shared to use it
   std::shared_ptr<Endpoint> endpoint_;  // shared by its regions
-  std::string route_reason_;
+  const std::string route_reason_;
+  struct RouteName {
+    std::string transport, reason;
+  };
+  std::vector<RouteName> routes_;  // by rank
   std::int64_t clock_offset_ns_ = 0;
 
   // The issuing thread's own.

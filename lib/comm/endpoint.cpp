@@ -62,6 +62,9 @@ void* native(const Stream& stream) {
 
 }  // namespace
 
+std::string Endpoint::address() { refuse("address"); }
+void Endpoint::connect(std::span<const std::string>, Deadline) { refuse("connections"); }
+std::vector<std::string> Endpoint::try_connect(std::span<const std::string>, Deadline) { refuse("connections"); }
 void Endpoint::post(std::span<const WireTransfer>, Completion) { refuse("transfers without a stream"); }
 void Endpoint::post(const Stream&, std::span<const WireTransfer>, const LaneUse&) { refuse("transfers on streams"); }
 void Endpoint::flush(const Stream&, std::uint32_t) {}
@@ -121,14 +124,30 @@ std::string PluginEndpoint::address() {
   return bytes;
 }
 
-void PluginEndpoint::connect(std::span<const std::string> addresses, Deadline deadline) {
+tandem_status PluginEndpoint::start_to_connect(std::span<const std::string> addresses) {
   std::vector<const void*> data;
   std::vector<std::uint64_t> sizes;
   for (const std::string& address : addresses) {
     data.push_back(address.data());
     sizes.push_back(address.size());
   }
-  if (const tandem_status code = transport_.connect(context_, data.data(), sizes.data()); code != TANDEM_OK) {
+  return transport_.connect(context_, data.data(), sizes.data());
+}
+
+std::string PluginEndpoint::connect_error(int peer) const {
+  const bool tells =
+      transport_.struct_size >= offsetof(tandem_transport, connect_error) + sizeof(transport_.connect_error) &&
+      transport_.connect_error != nullptr;
+  std::string text(4096, '\0');
+  std::uint64_t size = text.size();
+  if (!tells || transport_.connect_error(context_, peer, text.data(), &size) != TANDEM_OK)
+    return "it cannot be connected to";
+  text.resize(static_cast<std::size_t>(size));
+  return text;
+}
+
+void PluginEndpoint::connect(std::span<const std::string> addresses, Deadline deadline) {
+  if (const tandem_status code = start_to_connect(addresses); code != TANDEM_OK) {
     throw Error(static_cast<ErrorCode>(code), fmt::format("transport {}: cannot start to connect", transport_.name),
                 rank_);
   }
@@ -140,8 +159,10 @@ void PluginEndpoint::connect(std::span<const std::string> addresses, Deadline de
     std::erase_if(waiting, [&](int peer) {
       const tandem_status code = transport_.connect_test(context_, peer);
       if (code != TANDEM_OK && code != TANDEM_IN_PROGRESS) {
-        throw Error(static_cast<ErrorCode>(code),
-                    fmt::format("transport {}: cannot connect to rank {}", transport_.name, peer), peer);
+        throw Error(
+            static_cast<ErrorCode>(code),
+            fmt::format("transport {}: cannot connect to rank {}: {}", transport_.name, peer, connect_error(peer)),
+            peer);
       }
       return code == TANDEM_OK;
     });
@@ -154,6 +175,27 @@ void PluginEndpoint::connect(std::span<const std::string> addresses, Deadline de
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
+}
+
+std::vector<std::string> PluginEndpoint::try_connect(std::span<const std::string> addresses, Deadline deadline) {
+  std::vector<std::string> failures(static_cast<std::size_t>(size_));
+  const tandem_status started = start_to_connect(addresses);
+  for (int peer = 0; peer < size_; ++peer) {
+    std::string& failure = failures[static_cast<std::size_t>(peer)];
+    if (peer == rank_) continue;
+    if (started != TANDEM_OK) {
+      failure = connect_error(peer);
+      continue;
+    }
+    tandem_status code = transport_.connect_test(context_, peer);
+    while (code == TANDEM_IN_PROGRESS && !deadline.passed()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      code = transport_.connect_test(context_, peer);
+    }
+    if (code == TANDEM_IN_PROGRESS) failure = "not connected in time";
+    if (code != TANDEM_OK && code != TANDEM_IN_PROGRESS) failure = connect_error(peer);
+  }
+  return failures;
 }
 
 void PluginEndpoint::post(std::span<const WireTransfer> transfers, Completion done) {

@@ -73,10 +73,14 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   virtual Traits traits() const noexcept = 0;
   /// The transport that moves what goes to or comes from `peer`.
   virtual std::string name(int peer) const = 0;
-  virtual std::string address() = 0;
-  /// `addresses[p]` of every rank. Blocks until connected to all; throws timeout naming the ranks that are not.
-  virtual void connect(std::span<const std::string> addresses, Deadline deadline) = 0;
   virtual void abort(const std::string& reason) noexcept = 0;
+
+  // To be connected once.
+  virtual std::string address();
+  /// `addresses[p]` of every rank. Blocks until connected to all; throws timeout naming the ranks that are not.
+  virtual void connect(std::span<const std::string> addresses, Deadline deadline);
+  /// The same, but gives by rank why it is out of reach; empty if it is not.
+  virtual std::vector<std::string> try_connect(std::span<const std::string> addresses, Deadline deadline);
 
   // Host-driven ones; the others throw unsupported.
   /// `done(i, status)` is called once for each transfer, from a thread of the transport. Throws if nothing was started.
@@ -114,6 +118,7 @@ class PluginEndpoint final : public Endpoint {
   std::string name(int peer) const override;
   std::string address() override;
   void connect(std::span<const std::string> addresses, Deadline deadline) override;
+  std::vector<std::string> try_connect(std::span<const std::string> addresses, Deadline deadline) override;
   void abort(const std::string& reason) noexcept override;
   void post(std::span<const WireTransfer> transfers, Completion done) override;
   void post(const Stream& stream, std::span<const WireTransfer> transfers, const LaneUse& use) override;
@@ -128,6 +133,8 @@ class PluginEndpoint final : public Endpoint {
 
  private:
   void check(tandem_status code, const char* what) const;
+  tandem_status start_to_connect(std::span<const std::string> addresses);
+  std::string connect_error(int peer) const;
   static void on_log(void* user, std::int32_t level, const char* message);
   static void on_peer_failed(void* user, std::int32_t peer, const char* reason);
 

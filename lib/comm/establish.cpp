@@ -13,6 +13,7 @@
 #include "bootstrap/addresses.hpp"
 #include "comm/communicator_impl.hpp"
 #include "comm/plugin_host.hpp"
+#include "comm/routed_endpoint.hpp"
 #include "tandem/version.hpp"
 
 namespace tandem::detail {
@@ -20,17 +21,17 @@ namespace tandem::detail {
 namespace {
 
 struct Hello {
-  std::string version, transport, host, address;
+  std::string version, transport, host;
 
   std::string encode() const {
     ByteWriter w;
-    for (const std::string* s : {&version, &transport, &host, &address}) w.string(*s);
+    for (const std::string* s : {&version, &transport, &host}) w.string(*s);
     return w.take();
   }
   static Hello decode(const std::string& bytes) {
     ByteReader r(bytes);
     Hello h;
-    for (std::string* s : {&h.version, &h.transport, &h.host, &h.address}) *s = r.string();
+    for (std::string* s : {&h.version, &h.transport, &h.host}) *s = r.string();
     r.expect_end();
     return h;
   }
@@ -130,6 +131,25 @@ std::int64_t clock_offset(Endpoint& endpoint, int rank, int other, Deadline dead
   return offset;
 }
 
+namespace {
+
+// "tcp.interface" is for tcp alone, "interface" for all.
+std::map<std::string, std::string> options_of(const std::map<std::string, std::string>& all,
+                                              const std::string& transport) {
+  std::map<std::string, std::string> its;
+  for (const auto& [key, value] : all) {
+    const std::size_t dot = key.find('.');
+    if (dot == std::string::npos) {
+      its[key] = value;
+    } else if (key.substr(0, dot) == transport) {
+      its[key.substr(dot + 1)] = value;
+    }
+  }
+  return its;
+}
+
+}  // namespace
+
 void CommunicatorImpl::join() {
   try {
     establish();
@@ -159,29 +179,13 @@ void CommunicatorImpl::establish() {
   GroupId group{};
   std::copy_n(group_bytes.begin(), std::min(group_bytes.size(), group.size()), group.begin());
 
-  endpoint_ = std::make_shared<PluginEndpoint>(find_transport(options_.transport), rank(), size(), group,
-                                               options_.transport_options, options_.device.impl().cuda_ordinal(),
-                                               [weak = weak_from_this()](int peer, const std::string& reason) {
-                                                 if (const auto self = weak.lock()) self->suspect(peer, reason);
-                                               });
-  const Traits traits = endpoint_->traits();
-  streamed_ = traits.stream_ordered;
-  one_sided_ = traits.one_sided;
-  if (streamed() && traits.lane_limit < StreamLayout::lanes) {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("transport {} has {} lanes; {} are needed", options_.transport, traits.lane_limit,
-                            StreamLayout::lanes),
-                rank());
-  }
-  const Hello mine{version(), options_.transport, host_identity(), endpoint_->address()};
+  const Hello mine{version(), options_.transport, host_identity()};
   std::vector<Hello> hellos;
   for (const std::string& bytes : meet([&] { return meeting_->collect("introduction", mine.encode(), deadline); })) {
     hellos.push_back(Hello::decode(bytes));
   }
   if (const std::optional<Error> e = compare_hellos(hellos)) disagree(*e, deadline);
-  std::vector<std::string> addresses;
-  for (const Hello& h : hellos) addresses.push_back(h.address);
-  meet([&] { endpoint_->connect(addresses, deadline); });
+  connect_routes(group, deadline);
 
   for (int r = 1; r < size(); ++r) {
     // One steady clock serves all processes of a host.
@@ -191,7 +195,47 @@ void CommunicatorImpl::establish() {
     if (rank() == r) clock_offset_ns_ = meet([&] { return clock_offset(*endpoint_, r, 0, deadline); });
   }
   status().throw_if_failed();
-  log::debug("rank {} of {} is connected over {}", rank(), size(), options_.transport);
+  log::debug("rank {} of {} is connected over {}", rank(), size(), transports());
+}
+
+void CommunicatorImpl::connect_routes(const GroupId& group, Deadline deadline) {
+  const auto hold = [&](const std::shared_ptr<Endpoint>& endpoint) {
+    const std::unique_lock lock(endpoint_mutex_);
+    endpoint_ = endpoint;
+  };
+  RouteSearch search;
+  search.rank = rank();
+  search.size = size();
+  search.transports = split_names(options_.transport);
+  search.why = route_reason_;
+  search.deadline = deadline;
+  search.open = [&](const std::string& name) {
+    auto endpoint = std::make_shared<PluginEndpoint>(
+        find_transport(name), rank(), size(), group, options_of(options_.transport_options, name),
+        options_.device.impl().cuda_ordinal(), [weak = weak_from_this()](int peer, const std::string& reason) {
+          if (const auto self = weak.lock()) self->suspect(peer, reason);
+        });
+    hold(endpoint);  // so that it is aborted if somebody fails meanwhile
+    return endpoint;
+  };
+  search.collect = [&](const std::string& what, const std::string& mine) {
+    return meet([&] { return meeting_->collect("route/" + what, mine, deadline); });
+  };
+  const std::vector<Route> routes = meet([&] { return find_routes(search); });
+  for (int r = 0; r < size(); ++r) {
+    const Route& route = routes[static_cast<std::size_t>(r)];
+    routes_[static_cast<std::size_t>(r)] = {route.endpoint ? route.endpoint->name(r) : "", route.reason};
+  }
+  const std::shared_ptr<Endpoint> endpoint = join_routes(routes);
+  hold(endpoint);
+  const Traits traits = endpoint->traits();
+  streamed_ = traits.stream_ordered;
+  one_sided_ = traits.one_sided;
+  if (streamed() && traits.lane_limit < StreamLayout::lanes) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("{} has {} lanes; {} are needed", transports(), traits.lane_limit, StreamLayout::lanes),
+                rank());
+  }
 }
 
 void CommunicatorImpl::agree(const std::string& name, const std::vector<std::pair<std::string, std::string>>& facts,

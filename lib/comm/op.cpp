@@ -150,7 +150,7 @@ void OpState::record_transfer(const OpItem& item) const {
   span.begin_ns = item.posted_ns;
   span.end_ns = item.done_ns;
   span.bytes = item.bytes;
-  span.path = setup_.path;
+  span.path = path(item.peer);
   setup_.trace->add(std::move(span));
 }
 
@@ -316,10 +316,11 @@ Status OpState::timeout_status() const {
 
 std::vector<std::string> OpState::paths() const {
   const std::lock_guard lock(mutex_);
+  std::set<std::string> names;
   for (const OpItem& item : items_) {
-    if (item.done && item.peer != setup_.rank && item.bytes > 0) return {setup_.path};
+    if (item.done && item.peer != setup_.rank && item.bytes > 0) names.insert(path(item.peer));
   }
-  return {};
+  return {names.begin(), names.end()};
 }
 
 std::vector<ChunkTiming> OpState::chunk_timings() const {
@@ -328,7 +329,7 @@ std::vector<ChunkTiming> OpState::chunk_timings() const {
   for (const OpItem& item : items_) {
     if (!item.receive) continue;
     out.push_back({setup_.fields[static_cast<std::size_t>(item.field)], item.chunk, item.peer, item.bytes,
-                   item.posted_ns, item.done_ns, item.peer == setup_.rank ? "local" : setup_.path});
+                   item.posted_ns, item.done_ns, item.peer == setup_.rank ? "local" : path(item.peer)});
   }
   return out;
 }

@@ -51,7 +51,7 @@ class OpState : public std::enable_shared_from_this<OpState> {
     std::int64_t sequence = 0;
     int rank = 0;
     std::vector<std::string> fields;
-    std::string path;  ///< the transport's name
+    std::vector<std::string> paths;  ///< by rank: the transport's name
     std::chrono::milliseconds timeout{};
     std::shared_ptr<DeviceImpl> device;
     std::shared_ptr<Trace> trace;
@@ -128,6 +128,8 @@ class OpState : public std::enable_shared_from_this<OpState> {
   void wait_item(const Stream& stream, std::size_t i);
 
  private:
+  /// How what goes to or comes from the rank travels.
+  const std::string& path(int peer) const { return setup_.paths[static_cast<std::size_t>(peer)]; }
   int field_index(std::string_view field) const;
   void throw_if_failed() const;
   void finish_if_complete();  // with mutex_ held

@@ -87,7 +87,7 @@ void CommunicatorImpl::share_arenas(Prepared::Data& data) {
           ErrorCode::unsupported,
           fmt::format("rank {} needs {} arrival flags for what one rank sends it in one operation; transport {} "
                       "has {}: use larger chunks, or fewer fields",
-                      r, flags, options_.transport, flags_of_a_lane()),
+                      r, flags, transports(), flags_of_a_lane()),
           r);
       disagree(error, deadline);
     }

@@ -29,6 +29,7 @@ std::vector<std::exception_ptr> run_ranks(const ClusterOptions& o, const std::fu
         options.store = store->attach(r);
         options.transport = o.transport;
         options.transport_options = o.transport_options;
+        if (o.options_of_rank) options.transport_options.merge(o.options_of_rank(r));
         options.operation_timeout = o.operation_timeout;
         options.rendezvous_timeout = o.rendezvous_timeout;
         if (o.trace) options.trace = std::make_shared<Trace>(r);

@@ -17,6 +17,8 @@ struct ClusterOptions {
   int ranks = 2;
   std::string transport = "loopback";
   std::map<std::string, std::string> transport_options;
+  /// Of one rank, besides those.
+  std::function<std::map<std::string, std::string>(int rank)> options_of_rank = {};
   int queues = 0;  ///< of each rank's host device
   std::chrono::milliseconds operation_timeout{20000};
   std::chrono::milliseconds rendezvous_timeout{20000};

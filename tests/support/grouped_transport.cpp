@@ -3,9 +3,12 @@
 
 #include <cstring>
 #include <memory>
+#include <set>
+#include <string>
 
 #include "comm/plugin_host.hpp"
 #include "support/grouped_world.hpp"
+#include "support/stream_world.hpp"
 #include "transports/common/plugin.hpp"
 
 using tandem::testing::GroupedWorld;
@@ -14,6 +17,7 @@ struct tandem_transport_context {
   tandem::plugin::Host host;
   std::shared_ptr<GroupedWorld> world;
   int rank;
+  std::set<std::uint64_t> refused = {};  // ranks that it does not reach
 };
 
 namespace tandem::testing {
@@ -38,12 +42,15 @@ tandem_status open(const tandem_host_services* services, const tandem_open_param
     plugin::check_open_params(*params);
     std::uint64_t delay_us = 0;
     std::uint64_t seed = 0;
+    std::set<std::uint64_t> refused;
     plugin::parse_options(*params,
                           {{"delay_us", [&](auto& v) { delay_us = plugin::parse_number("delay_us", v, 0, 1000000); }},
-                           {"seed", [&](auto& v) { seed = plugin::parse_number("seed", v, 0, UINT64_MAX); }}});
+                           {"seed", [&](auto& v) { seed = plugin::parse_number("seed", v, 0, UINT64_MAX); }},
+                           {"refuse", [&](auto& v) { refused = refused_peers(v); }}});
     GroupedWorld::Group group{};
     std::memcpy(group.data(), params->group, group.size());
-    *out = new Context{host, GroupedWorld::join(group, params->rank, params->size, delay_us, seed), params->rank};
+    *out =
+        new Context{host, GroupedWorld::join(group, params->rank, params->size, delay_us, seed), params->rank, refused};
     return tandem_status{TANDEM_OK};
   });
 }
@@ -56,7 +63,15 @@ tandem_status address(Context*, void*, std::uint64_t* bytes) {
 tandem_status connect(Context*, const void* const*, const std::uint64_t*) { return TANDEM_OK; }
 
 tandem_status connect_test(Context* c, std::int32_t peer) {
+  if (c->refused.contains(static_cast<std::uint64_t>(peer))) return plugin::status(ErrorCode::unsupported);
   return c->world->is_open(peer) ? TANDEM_OK : TANDEM_IN_PROGRESS;
+}
+
+tandem_status connect_error(Context*, std::int32_t peer, void* out, std::uint64_t* bytes) {
+  const std::string text = "there is no wire to rank " + std::to_string(peer);
+  *bytes = text.size();
+  std::memcpy(out, text.data(), text.size());
+  return TANDEM_OK;
 }
 
 tandem_status post(Context* c, const tandem_post_params* params) {
@@ -113,6 +128,7 @@ const tandem_transport& transport() {
     out.flag_limit = 6144;
     out.lane_limit = 6;
     out.sent = sent;
+    out.connect_error = connect_error;
     out.flush = flush;
     return out;
   }();

@@ -6,6 +6,8 @@
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
+#include <set>
+#include <sstream>
 #include <utility>
 
 #include "comm/plugin_host.hpp"
@@ -18,6 +20,7 @@ struct tandem_transport_context {
   tandem::plugin::Host host;
   std::shared_ptr<StreamWorld> world;
   int rank;
+  std::set<std::uint64_t> refused = {};  // ranks that it does not reach
 };
 
 namespace tandem::testing {
@@ -61,13 +64,15 @@ tandem_status open(const tandem_host_services* services, const tandem_open_param
     if (params->cuda_device != -1) throw std::invalid_argument("ranks on a GPU");
     std::uint64_t delay_us = 0;
     std::uint64_t seed = 0;
+    std::set<std::uint64_t> refused;
     plugin::parse_options(*params,
                           {{"delay_us", [&](auto& v) { delay_us = plugin::parse_number("delay_us", v, 0, 1000000); }},
-                           {"seed", [&](auto& v) { seed = plugin::parse_number("seed", v, 0, UINT64_MAX); }}});
+                           {"seed", [&](auto& v) { seed = plugin::parse_number("seed", v, 0, UINT64_MAX); }},
+                           {"refuse", [&](auto& v) { refused = refused_peers(v); }}});
     StreamWorld::Group group{};
     std::memcpy(group.data(), params->group, group.size());
     auto context = std::make_unique<Context>(
-        Context{host, StreamWorld::join(group, params->rank, params->size, delay_us, seed), params->rank});
+        Context{host, StreamWorld::join(group, params->rank, params->size, delay_us, seed), params->rank, refused});
     *out = context.release();
     return tandem_status{TANDEM_OK};
   });
@@ -81,7 +86,15 @@ tandem_status address(Context*, void*, std::uint64_t* bytes) {
 tandem_status connect(Context*, const void* const*, const std::uint64_t*) { return TANDEM_OK; }
 
 tandem_status connect_test(Context* c, std::int32_t peer) {
+  if (c->refused.contains(static_cast<std::uint64_t>(peer))) return plugin::status(ErrorCode::unsupported);
   return c->world->is_open(peer) ? TANDEM_OK : TANDEM_IN_PROGRESS;
+}
+
+tandem_status connect_error(Context*, std::int32_t peer, void* out, std::uint64_t* bytes) {
+  const std::string text = "there is no wire to rank " + std::to_string(peer);
+  *bytes = text.size();
+  std::memcpy(out, text.data(), text.size());
+  return TANDEM_OK;
 }
 
 tandem_status post(Context* c, const tandem_post_params* params) {
@@ -157,6 +170,7 @@ const tandem_transport& transport() {
     out.flag_limit = 6144;
     out.lane_limit = 6;
     out.sent = sent;
+    out.connect_error = connect_error;
     return out;
   }();
   return t;
@@ -170,6 +184,14 @@ void register_stream_transport() {
     return true;
   }();
   static_cast<void>(once);
+}
+
+std::set<std::uint64_t> refused_peers(const std::string& list) {
+  std::set<std::uint64_t> peers;
+  std::istringstream stream(list);
+  for (std::string peer; std::getline(stream, peer, '+');)
+    peers.insert(plugin::parse_number("refuse", peer, 0, INT32_MAX));
+  return peers;
 }
 
 void report_violation(const std::string& what) {

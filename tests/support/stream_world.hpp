@@ -101,6 +101,8 @@ class StreamWorld : public std::enable_shared_from_this<StreamWorld> {
 };
 
 void report_violation(const std::string& what);
+/// The value of option "refuse": "0+2" -> {0, 2}.
+std::set<std::uint64_t> refused_peers(const std::string& list);
 /// Blocks while a gate holds the transfer, or until `given_up`.
 void pass_gate(const StreamDelivery& delivery, const std::function<bool()>& given_up);
 

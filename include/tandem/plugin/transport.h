@@ -194,6 +194,10 @@ typedef struct tandem_transport {
   /* STREAM_ORDERED, optional: nothing more will be posted for the lane's operation. Behind everything that `stream` did
    * so far, and behind the posts. */
   tandem_status (*flush)(tandem_transport_context* context, void* stream, uint32_t lane);
+
+  /* Optional: why connect_test gave an error for `peer`, as text without an end mark; like address(). A transport that
+   * has it lets connect succeed when only some peers are out of reach, so that the host can reach those by another. */
+  tandem_status (*connect_error)(tandem_transport_context* context, int32_t peer, void* out, uint64_t* bytes);
 } tandem_transport;
 
 typedef const tandem_transport* (*tandem_transport_query_fn)(void);

@@ -25,7 +25,8 @@ namespace tandem::plugin {
 ///   std::unique_ptr<Context> open(const tandem_open_params&, const Host&)     rank and size are checked
 ///
 /// Its Context has host(), rank(), size(), address() -> std::string, connect(std::vector<std::string_view>),
-/// connect_test(peer) -> tandem_status, abort(reason), and ends with its destructor. A host-driven one has
+/// connect_test(peer) -> tandem_status, abort(reason), if it likes connect_error(peer) -> std::string, and ends with
+/// its destructor. A host-driven one has
 ///
 ///   post(transfers, on_complete, user)
 ///
@@ -93,6 +94,10 @@ class TransportTable {
 
   static tandem_status connect_test(Handle* handle, std::int32_t peer) {
     return plugin::guarded(of(handle).host(), Transport::name, [&] { return of(handle).connect_test(peer); });
+  }
+
+  static tandem_status connect_error(Handle* handle, std::int32_t peer, void* out, std::uint64_t* bytes) {
+    return put(of(handle), out, bytes, [&] { return of(handle).connect_error(peer); });
   }
 
   static tandem_status post(Handle* handle, const tandem_post_params* params) {
@@ -178,6 +183,7 @@ class TransportTable {
     t.post = post;
     t.abort = abort;
     t.close = close;
+    if constexpr (requires(Context & c) { c.connect_error(0); }) t.connect_error = connect_error;
     if constexpr (has(TANDEM_CAP_STREAM_ORDERED)) {
       t.wait = wait;
       t.wait_sent = wait_sent;

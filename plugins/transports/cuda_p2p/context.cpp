@@ -47,6 +47,7 @@ Context::Context(const Membership& self, const plugin::Host& host)
       host_(host),
       cuda_(detail::cuda::Context::open(self.device)),
       board_(Board::create(self.size, cuda_)),
+      probe_(Region::create(1, cuda_)),
       service_(self.group) {
   const detail::cuda::DeviceGuard guard(cuda_);
   for (int p = 0; p < self.size; ++p) {
@@ -56,6 +57,7 @@ Context::Context(const Membership& self, const plugin::Host& host)
   peer(self.rank).status = TANDEM_OK;
   check(cudaEventCreateWithFlags(&source_, cudaEventDisableTiming), "cudaEventCreateWithFlags", cuda_.ordinal);
   service_.offer({FdKey::board, 0}, board_.fd(), board_.bytes());
+  service_.offer({FdKey::probe, 0}, probe_.fd(), probe_.bytes());
 }
 
 Context::~Context() {
@@ -84,39 +86,57 @@ void Context::connect(const std::vector<std::string_view>& addresses) {
     if (p == self_.rank) continue;
     try {
       const Address address = Address::decode(addresses[static_cast<std::size_t>(p)]);
-      if (address.host != own_host) {
-        throw Error(ErrorCode::unsupported,
-                    fmt::format("rank {} is on another host, or in another container without a common network and "
-                                "process namespace: its GPU memory cannot be mapped here",
-                                p));
+      if (address.host == own_host) {
+        peer(p).service = address.service;
+      } else {
+        lose(p, ErrorCode::unsupported,
+             fmt::format("rank {} is on another host, or in another container without a common network and process "
+                         "namespace: its GPU memory cannot be mapped here",
+                         p));
       }
-      peer(p).service = address.service;
     } catch (const Error& e) {
-      if (e.code() != ErrorCode::invalid_argument) throw;
       throw Error(ErrorCode::invalid_argument, fmt::format("the address of rank {} is malformed: {}", p, e.what()));
     }
   }
   connector_ = std::thread([this] { reach_peers(); });
 }
 
+void Context::lose(int p, ErrorCode code, const std::string& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    peer(p).error = why;
+  }
+  peer(p).status.store(plugin::status(code), std::memory_order_release);
+}
+
 void Context::reach_peers() {
   detail::set_thread_name("tandem-p2p");
   for (int p = 0; p < self_.size; ++p) {
-    if (p == self_.rank) continue;
+    if (peer(p).status != TANDEM_IN_PROGRESS) continue;
     try {
-      // Until the host gives up: a peer may be late.
-      auto [fd, bytes] = fetch_fd(peer(p).service, self_.group, {FdKey::board, 0},
-                                  Deadline::after(std::chrono::hours(1)), [this] { return aborted_.load(); });
-      peer(p).board = Board::open(std::move(fd), bytes, self_.size, cuda_);
+      reach(p);
       peer(p).status.store(TANDEM_OK, std::memory_order_release);
     } catch (const Error& e) {
-      if (!aborted_) host_.log(TANDEM_LOG_ERROR, "cuda_p2p: rank {} cannot reach rank {}: {}", self_.rank, p, e.what());
-      peer(p).status = plugin::status(e.code());
+      lose(p, e.code(), e.what());
     } catch (const std::exception& e) {  // memory or threads ran out: the connection fails, not the process
-      host_.log(TANDEM_LOG_ERROR, "cuda_p2p: rank {} cannot reach rank {}: {}", self_.rank, p, e.what());
-      peer(p).status = plugin::status(ErrorCode::internal);
+      lose(p, ErrorCode::internal, e.what());
     }
   }
+}
+
+void Context::reach(int p) {
+  // Until the host gives up: a peer may be late.
+  const Deadline deadline = Deadline::after(std::chrono::hours(1));
+  const auto stop = [this] { return aborted_.load(); };
+  auto [board, board_bytes] = fetch_fd(peer(p).service, self_.group, {FdKey::board, 0}, deadline, stop);
+  peer(p).board = Board::open(std::move(board), board_bytes, self_.size, cuda_);
+  auto [memory, bytes] = fetch_fd(peer(p).service, self_.group, {FdKey::probe, 0}, deadline, stop);
+  Region::open(std::move(memory), bytes, cuda_);
+}
+
+std::string Context::connect_error(int p) {
+  const std::lock_guard lock(mutex_);
+  return peer(p).error;
 }
 
 tandem_status Context::connect_test(int p) const { return peer(p).status.load(std::memory_order_acquire); }
@@ -179,6 +199,7 @@ void* Context::remote(const tandem_transfer& t) const {
     throw Error(ErrorCode::invalid_usage, fmt::format("region {} has not been attached", t.remote_region));
   }
   const Region& target = r.of_peers[static_cast<std::size_t>(t.peer)];
+  if (!target.valid()) throw Error(ErrorCode::invalid_usage, fmt::format("rank {} is not connected", t.peer), t.peer);
   if (t.remote_offset > target.bytes() || t.bytes > target.bytes() - t.remote_offset) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("{} bytes at {} do not fit rank {}'s region {} of {} bytes", t.bytes, t.remote_offset,
@@ -238,7 +259,7 @@ void Context::attach(std::uint64_t number, const std::vector<std::string_view>&)
   SharedRegion& shared = region(number);
   std::vector<Region> of_peers(static_cast<std::size_t>(self_.size));
   for (int p = 0; p < self_.size; ++p) {
-    if (p == self_.rank) continue;
+    if (p == self_.rank || peer(p).status != TANDEM_OK) continue;
     try {
       auto [fd, bytes] = fetch_fd(peer(p).service, self_.group, {FdKey::region, number},
                                   Deadline::after(region_patience), [this] { return aborted_.load(); });

@@ -44,9 +44,11 @@ class Context {
   int rank() const { return self_.rank; }
   int size() const { return self_.size; }
   std::string address() const;
-  /// Throws tandem::Error naming the peer whose address makes no sense or that is on another host.
+  /// Throws tandem::Error naming the peer whose address makes no sense.
   void connect(const std::vector<std::string_view>& addresses);
+  /// A peer on another host, or whose memory this GPU cannot reach, has an error, and is never sent to.
   tandem_status connect_test(int peer) const;
+  std::string connect_error(int peer);
 
   void post(std::span<const tandem_transfer> transfers, cudaStream_t stream, const plugin::LaneUse& use);
   void wait(cudaStream_t stream, int peer, std::uint32_t flag) const;
@@ -65,6 +67,7 @@ class Context {
   struct Peer {
     std::string service;
     std::atomic<tandem_status> status{TANDEM_IN_PROGRESS};
+    std::string error;  // under mutex_
     Board board;
     std::unique_ptr<Pusher> pusher;
   };
@@ -74,6 +77,8 @@ class Context {
   };
 
   void reach_peers();
+  void reach(int peer);
+  void lose(int peer, ErrorCode code, const std::string& why);
   void begin(std::span<const tandem_transfer> transfers, cudaStream_t stream, std::uint32_t lane);
   void send(std::span<const tandem_transfer> transfers, cudaStream_t stream, const plugin::LaneUse& use);
   void* remote(const tandem_transfer& transfer) const;
@@ -86,6 +91,7 @@ class Context {
   const plugin::Host host_;
   const detail::cuda::Context cuda_;
   Board board_;
+  Region probe_;  // peers map it to see whether they can
   FdService service_;
   std::vector<std::unique_ptr<Peer>> peers_;  // the own one has no board and no pusher
   std::vector<std::unique_ptr<SharedRegion>> regions_;

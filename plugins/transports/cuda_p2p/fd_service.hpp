@@ -24,7 +24,7 @@ using Group = std::array<std::uint8_t, 16>;
 
 /// What a descriptor is of.
 struct FdKey {
-  enum Kind : std::uint32_t { board = 1, region = 2 };
+  enum Kind : std::uint32_t { board = 1, region = 2, probe = 3 };
   std::uint32_t kind = board;
   std::uint64_t number = 0;
   auto operator<=>(const FdKey&) const = default;

@@ -309,4 +309,55 @@ void comm_death(const Arguments& a) {
   fmt::print("{:.2f} s: {}\n", took.count(), status.message);
 }
 
+void ring(const Arguments& a) {
+  Communicator comm = make_communicator(a);
+  const Stream stream = comm.device().create_stream();
+  constexpr std::int64_t words = 300'000;
+  constexpr std::size_t bytes = words * sizeof(std::uint16_t);
+  const Buffer blocks = comm.allocate(2 * bytes);
+  const auto half = [&](long i) { return static_cast<char*>(blocks.data()) + static_cast<std::size_t>(i % 2) * bytes; };
+  Pinned<std::uint16_t> own(words), seen(words);
+  const int next = (a.rank + 1) % a.size, before = (a.rank + a.size - 1) % a.size;
+  const auto step = [&](long n) {
+    const std::vector<Transfer> transfers{{Transfer::Direction::send, next, half(n), bytes, half(n + 1)},
+                                          {Transfer::Direction::receive, before, half(n + 1), bytes, nullptr}};
+    comm.exchange(transfers, stream).wait(stream);
+  };
+  const auto expect = [&](int owner, std::uint64_t round) {
+    stream.synchronize(soon());
+    for (std::int64_t i = 0; i < words; ++i) {
+      if (seen[i] != key_word(owner, i, round))
+        throw std::runtime_error(fmt::format("round {}: word {} of rank {}'s block is wrong", round, i, owner));
+    }
+  };
+  // Each step's block is checked; then a whole turn as one graph, which brings everybody's own block back.
+  for (std::uint64_t round = 0; round < 3; ++round) {
+    for (std::int64_t i = 0; i < words; ++i) own[i] = key_word(a.rank, i, round);
+    stream.copy(half(0), own.data(), bytes);
+    for (long n = 0; n < 2L * a.size; ++n) {
+      step(n);
+      stream.copy(seen.data(), half(n + 1), bytes);
+      expect(static_cast<int>((a.rank + 2L * a.size - n - 1) % a.size), round);
+    }
+  }
+  const auto cuda = static_cast<cudaStream_t>(stream.native());
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  check(cudaStreamBeginCapture(cuda, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  stream.copy(half(0), own.data(), bytes);
+  for (long n = 0; n < 2L * a.size; ++n) step(n);
+  stream.copy(seen.data(), half(0), bytes);
+  check(cudaStreamEndCapture(cuda, &graph), "cudaStreamEndCapture");
+  check(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+  for (std::uint64_t round = 3; round < 100; ++round) {
+    for (std::int64_t i = 0; i < words; ++i) own[i] = key_word(a.rank, i, round);
+    std::memset(seen.data(), 0xFF, seen.bytes());
+    check(cudaGraphLaunch(executable, cuda), "cudaGraphLaunch");
+    expect(a.rank, round);
+  }
+  check(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
+  check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  comm.barrier(soon());
+}
+
 }  // namespace tandem::testing_p2p

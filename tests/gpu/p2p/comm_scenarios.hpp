@@ -13,5 +13,7 @@ void collectives(const Arguments& arguments);
 void captured(const Arguments& arguments);
 /// Rank 1 dies; the others must name it and be able to go on with their GPU.
 void comm_death(const Arguments& arguments);
+/// Exchanges with the neighbours: blocks go around, as ring attention passes its keys; eager, then as a graph.
+void ring(const Arguments& arguments);
 
 }  // namespace tandem::testing_p2p

@@ -31,6 +31,11 @@ TEST_F(CudaCommunicator, CapturedOnceReplayedWithNewSourcesEqualsEager) {
   expect_success(2, "captured", fmt::format("seed={} replays=200", seed_), "1");
 }
 
+TEST_F(CudaCommunicator, PassesBlocksAroundARing) {
+  for (const int size : {1, 2, 3, 5}) expect_success(size, "ring");
+  for (const char* connections : {"1", "32"}) expect_success(2, "ring", "", connections);
+}
+
 TEST_F(CudaCommunicator, ADeadPeerIsNamedAndTheGpuStaysUsable) {
   for (const char* connections : {"1", ""}) {
     const auto statuses = run(3, "comm_death", "", connections);

@@ -65,7 +65,13 @@ TEST_F(CudaP2p, ADeadPeersSurvivorsAbortAndUseTheirGpuAgain) {
 }
 
 TEST_F(CudaP2p, AbortReleasesEveryStuckWait) {
-  for (const char* connections : {"1", "", "32"}) expect_success(2, "stuck", "", connections);
+  for (const char* connections : {"1", "", "32"}) {
+    expect_success(2, "stuck", "", connections);
+    for (const int order : {0, 1, 2}) {
+      for (const int late : {-1, 0, 1})
+        expect_success(2, "aborted", fmt::format("order={} late={}", order, late), connections);
+    }
+  }
 }
 
 }  // namespace

@@ -105,6 +105,30 @@ void death(const Arguments& a) {
   fmt::print("released after {:.2f} ms\n", took.count());
 }
 
+/// As operations(), but rank 1 does half of them and no more. Rank 0 gets stuck in the other half, in whichever order
+/// it came, and its abort releases every wait.
+void aborted(const Arguments& a) {
+  Worker worker(a, 4, 50000);
+  const long count = 6, order = a.number("order", 0);
+  const long mine = a.rank == 1 ? count / 2 : count;
+  if (a.number("late", -1) == a.rank) std::this_thread::sleep_for(milliseconds(50));
+  for (long n = 0; n < mine; ++n) {
+    if (order == 2) spin(worker.stream(), 500'000);
+    worker.issue();
+    if (order != 1 || n > 0) worker.consume();
+  }
+  if (order == 1) worker.consume();
+  if (a.rank == 0) {
+    worker.wait_sent();
+    if (worker.drain(milliseconds(300))) throw std::runtime_error("nobody missed what rank 1 did not send");
+    worker.abort();
+    if (!worker.drain(seconds(1))) throw std::runtime_error("abort did not release the stream within a second");
+    spin(worker.stream(), 1000);
+    if (!worker.drain(seconds(1))) throw std::runtime_error("the GPU is of no use after the abort");
+  }
+  worker.meet();
+}
+
 /// A stream that is stuck with nothing but this rank's own abort to help it.
 void stuck(const Arguments& a) {
   Worker worker(a, 4, 50000);
@@ -122,9 +146,15 @@ void stuck(const Arguments& a) {
 
 int run_scenario(const Arguments& a) {
   try {
-    static const std::map<std::string, void (*)(const Arguments&)> scenarios{
-        {"operations", operations},   {"replay", replay},     {"death", death},          {"stuck", stuck},
-        {"collectives", collectives}, {"captured", captured}, {"comm_death", comm_death}};
+    static const std::map<std::string, void (*)(const Arguments&)> scenarios{{"operations", operations},
+                                                                             {"replay", replay},
+                                                                             {"death", death},
+                                                                             {"stuck", stuck},
+                                                                             {"aborted", aborted},
+                                                                             {"ring", ring},
+                                                                             {"collectives", collectives},
+                                                                             {"captured", captured},
+                                                                             {"comm_death", comm_death}};
     scenarios.at(a.scenario)(a);
     return 0;
   } catch (const std::exception& e) {
