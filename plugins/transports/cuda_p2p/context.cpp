@@ -141,7 +141,7 @@ std::string Context::connect_error(int p) {
 
 tandem_status Context::connect_test(int p) const { return peer(p).status.load(std::memory_order_acquire); }
 
-void Context::post(std::span<const tandem_transfer> transfers, cudaStream_t stream, const LaneUse& use) {
+void Context::post(std::span<const tandem_transfer> transfers, cudaStream_t stream, const plugin::LaneUse& use) {
   if (aborted_) throw Error(ErrorCode::aborted, "the transport was aborted");
   const detail::cuda::DeviceGuard guard(cuda_);
   if (use.begin) begin(transfers, stream, use.lane);
@@ -165,7 +165,7 @@ void Context::begin(std::span<const tandem_transfer> transfers, cudaStream_t str
   reset_then_raise(stream, reset, raise, cuda_.ordinal);
 }
 
-void Context::send(std::span<const tandem_transfer> transfers, cudaStream_t stream, const LaneUse& use) {
+void Context::send(std::span<const tandem_transfer> transfers, cudaStream_t stream, const plugin::LaneUse& use) {
   std::set<int> receivers;
   std::map<std::pair<int, std::uint32_t>, std::size_t>
       last_of;  // a flag is raised behind the last transfer that has it
