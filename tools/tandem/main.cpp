@@ -196,6 +196,10 @@ class Cli {
     value("--versus", a.versus, "nccl",
           "By turns with NCCL's all-gather or reduce-scatter of the same sizes, in place");
     value("--beside", a.beside, "gemm[:N]", "Also beside N bf16 GEMMs of 8192^3 on another stream (4)");
+    bench
+        ->add_option("--option", a.transport_options,
+                     "An option of the transport, as tandem info lists them; may be given often")
+        ->type_name("KEY=VALUE");
     value("--slow-link", a.slow_link, "X", "Send every byte X times, to play a link X times slower (1)");
     value("--timeout", a.timeout, "S", "Seconds that an operation may take (60)");
     value("-J,--output_file", a.output_file, "FILE", "Write the JSON object to FILE as well");

@@ -28,7 +28,8 @@ struct Membership {
   int rank = 0;
   int size = 0;
   int device = 0;
-  int repeat = 1;  ///< how often every byte is pushed, to play a slower link
+  std::uint64_t kernel_bytes = 0;  ///< a post of no more bytes to a peer is pushed by a kernel
+  int repeat = 1;                  ///< how often every byte is pushed, to play a slower link
 };
 
 /// One rank of one group whose ranks all live on one host. Every call that enqueues is made by one thread at a time;
@@ -82,6 +83,8 @@ class Context {
   void lose(int peer, ErrorCode code, const std::string& why);
   void begin(std::span<const tandem_transfer> transfers, cudaStream_t stream, std::uint32_t lane);
   void send(std::span<const tandem_transfer> transfers, cudaStream_t stream, const plugin::LaneUse& use);
+  void push(int peer, std::span<const tandem_transfer* const> transfers, const plugin::LaneUse& use);
+  bool push_by_kernel(int peer, std::span<const tandem_transfer* const> transfers, const plugin::LaneUse& use);
   void* remote(const tandem_transfer& transfer) const;
   void keep_released();
   Peer& peer(int rank) const { return *peers_[static_cast<std::size_t>(rank)]; }

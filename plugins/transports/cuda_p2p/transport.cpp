@@ -16,6 +16,7 @@ struct Transport {
   static constexpr const char* description =
       "GPUs of one host: copy engines push into memory of the peer, no multiprocessor is used";
   static constexpr const char* option_help =
+      "kernel_bytes: what goes to a peer at once and has no more bytes is copied by a kernel: quick, but on SMs (0)\n"
       "repeat: how often every byte is pushed, for measurements that play a slower link (1)\n";
   static constexpr std::uint32_t flags = Board::flags;
   static constexpr std::uint32_t lanes = Board::lanes;
@@ -26,7 +27,8 @@ struct Transport {
     Membership self;
     plugin::parse_options(
         params,
-        {{"repeat", [&](auto& v) { self.repeat = static_cast<int>(plugin::parse_number("repeat", v, 1, 1000)); }}});
+        {{"kernel_bytes", [&](auto& v) { self.kernel_bytes = plugin::parse_number("kernel_bytes", v, 0, UINT64_MAX); }},
+         {"repeat", [&](auto& v) { self.repeat = static_cast<int>(plugin::parse_number("repeat", v, 1, 1000)); }}});
     std::memcpy(self.group.data(), params.group, self.group.size());
     self.rank = params.rank;
     self.size = params.size;

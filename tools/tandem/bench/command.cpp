@@ -29,6 +29,7 @@ CommunicatorOptions communicator_options(const BenchJob& job, detail::Membership
   options.device = job.device == DeviceKind::cuda ? Device::cuda(gpus > 0 ? options.rank % gpus : 0) : Device::host();
   options.operation_timeout = job.timeout;
   if (job.transport_chosen) options.transport = job.transport;
+  options.transport_options = job.transport_options;
   if (job.slow_link > 1) options.transport_options["repeat"] = std::to_string(job.slow_link);
   return options;
 }

@@ -31,6 +31,9 @@ class Contender {
   /// Counts in the BenchData what is wrong in the results of the last salt.
   virtual void check(const Stream& stream) = 0;
 
+  /// What follows is in so many parts; before renew().
+  virtual void divide(int /*parts*/) {}
+
   // The operation in parts, beside compute that needs what arrives in them, or makes what leaves.
   /// Begins it on `communication`.
   virtual void begin_parts(const Stream& communication, int parts) = 0;

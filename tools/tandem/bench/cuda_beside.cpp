@@ -84,6 +84,7 @@ class Beside final : public GemmSide {
 
   // Total and the waits of it. Twice the mark between two waits costs the stream something: it is part of both.
   std::pair<double, double> chunked(Contender& contender) {
+    contender.divide(job_.gemms);
     contender.renew(timer_.stream(), ++salt_);
     timer_.time([](const Stream&) {});  // until that is done on all ranks
     timer_.run(compute_, {&compute_, &communication_}, [&](const auto&) {
@@ -101,6 +102,7 @@ class Beside final : public GemmSide {
     double stalls = 0;
     for (std::size_t i = 0; i < marks_.size(); i += 2) stalls += marks_[i + 1]->since(*marks_[i]);
     if (job_.check) contender.check(timer_.stream());
+    contender.divide(1);
     return {gemm_end_.since(gemm_begin_), stalls};
   }
 

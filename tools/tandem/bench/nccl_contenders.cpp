@@ -123,10 +123,8 @@ class NcclContender : public Contender {
 
   void enqueue(const Stream& stream) override { run(stream, 0, rows_); }
 
-  void begin_parts(const Stream& communication, int parts) override {
-    communication_ = communication;
-    parts_ = static_cast<std::uint64_t>(parts);
-  }
+  void divide(int parts) override { parts_ = static_cast<std::uint64_t>(parts); }
+  void begin_parts(const Stream& communication, int) override { communication_ = communication; }
   void end_parts(const Stream& compute) override {
     part_done_.record(communication_);
     part_done_.hold(compute);
@@ -148,9 +146,22 @@ class NcclContender : public Contender {
     }
   }
   void run_part(int part) {
-    const auto p = static_cast<std::uint64_t>(part);
-    const std::uint64_t begin = rows_ * p / parts_, end = rows_ * (p + 1) / parts_;
+    const auto [begin, end] = rows_of(static_cast<std::uint64_t>(part));
     if (end > begin) run(communication_, begin, end);
+  }
+  std::pair<std::uint64_t, std::uint64_t> rows_of(std::uint64_t part) const {
+    return {rows_ * part / parts_, rows_ * (part + 1) / parts_};
+  }
+  /// Calls `f` for each part with where `rank`'s rows of it lie, their bytes, and how many bytes of all ranks' rows,
+  /// rank by rank, come before them.
+  template <class F>
+  void for_each_part(std::uint64_t rank, const F& f) const {
+    for (std::uint64_t p = 0; p < parts_; ++p) {
+      const auto [begin, end] = rows_of(p);
+      const std::uint64_t bytes = (end - begin) * row_bytes_;
+      if (bytes == 0) continue;
+      f(memory_.data() + begin * row_bytes_ * ranks_ + rank * bytes, bytes, (rank * rows_ + begin) * row_bytes_);
+    }
   }
 
   const NcclComm& comm_;
@@ -169,11 +180,18 @@ class AllGather final : public NcclContender {
   using NcclContender::NcclContender;
   void renew(const Stream& stream, std::uint64_t salt) override {
     salt_ = salt;
-    const std::uint64_t at = rank_ * volume().per_rank;
     data_.poison(stream, memory_.data(), volume().size);
-    data_.fill(stream, memory_.data() + at, volume().per_rank, at, salt);
+    for_each_part(rank_, [&](std::byte* at, std::uint64_t bytes, std::uint64_t first) {
+      data_.fill(stream, at, bytes, first, salt);
+    });
   }
-  void check(const Stream& stream) override { data_.check(stream, memory_.data(), volume().size, 0, salt_); }
+  void check(const Stream& stream) override {
+    for (std::uint64_t r = 0; r < ranks_; ++r) {
+      for_each_part(r, [&](const std::byte* at, std::uint64_t bytes, std::uint64_t first) {
+        data_.check(stream, at, bytes, first, salt_);
+      });
+    }
+  }
   void begin_parts(const Stream& communication, int parts) override {
     NcclContender::begin_parts(communication, parts);
     parts_done_.clear();
@@ -200,13 +218,18 @@ class ReduceScatter final : public NcclContender {
   using NcclContender::NcclContender;
   void renew(const Stream& stream, std::uint64_t salt) override {
     salt_ = salt;
-    data_.fill_terms(stream, reinterpret_cast<float*>(memory_.data()), volume().size / sizeof(float), 0,
-                     static_cast<int>(rank_), salt);
+    for (std::uint64_t r = 0; r < ranks_; ++r) {
+      for_each_part(r, [&](std::byte* at, std::uint64_t bytes, std::uint64_t first) {
+        data_.fill_terms(stream, reinterpret_cast<float*>(at), bytes / sizeof(float), first / sizeof(float),
+                         static_cast<int>(rank_), salt);
+      });
+    }
   }
   void check(const Stream& stream) override {
-    const std::uint64_t count = volume().per_rank / sizeof(float);
-    data_.check_sums(stream, reinterpret_cast<const float*>(memory_.data()) + rank_ * count, count, rank_ * count, 0,
-                     static_cast<int>(ranks_), salt_);
+    for_each_part(rank_, [&](const std::byte* at, std::uint64_t bytes, std::uint64_t first) {
+      data_.check_sums(stream, reinterpret_cast<const float*>(at), bytes / sizeof(float), first / sizeof(float), 0,
+                       static_cast<int>(ranks_), salt_);
+    });
   }
   void before_part(const Stream&, int) override {}
   void after_part(const Stream& compute, int part) override {

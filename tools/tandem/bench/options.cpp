@@ -38,6 +38,12 @@ void choose_transport(const BenchArguments& a, BenchJob& job) {
   for (const tandem_transport* t : detail::static_transports()) names.emplace_back(t->name);
   const tandem_transport* const transport =
       detail::static_transports()[parse_choice("--transport", job.transport, names)];
+  for (const std::string& option : a.transport_options) {
+    const std::size_t equals = option.find('=');
+    if (equals == 0 || equals == std::string::npos)
+      throw UsageError(fmt::format("--option: '{}' is not KEY=VALUE; tandem info lists the keys", option));
+    job.transport_options[option.substr(0, equals)] = option.substr(equals + 1);
+  }
   job.slow_link = integer(a.slow_link, "--slow-link", 1, 1, 1000);
   const std::string_view help = transport->option_help;
   if (job.slow_link > 1 && help.find("repeat:") == std::string_view::npos) {

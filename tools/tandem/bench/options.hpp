@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@ struct BenchArguments {
   std::string operation;
   std::optional<std::string> ranks, transport, device, min_bytes, max_bytes, step_factor, iterations, warmup, check,
       graph_launches, chunk_tokens, versus, beside, slow_link, output_file, timeout;
+  std::vector<std::string> transport_options;  ///< KEY=VALUE
   bool json = false;
   bool csv = false;
 };
@@ -38,6 +40,7 @@ struct BenchJob {
   std::int64_t chunk_tokens = 0;  ///< 0: an eighth of a shard, at most 1024
   bool versus_nccl = false;
   int gemms = 0;  ///< GEMMs of the sequence beside the operation; 0: none
+  std::map<std::string, std::string> transport_options;
   int slow_link = 1;
   std::string output_file;  ///< gets the JSON as well; or ""
   std::chrono::milliseconds timeout{60000};

@@ -180,6 +180,7 @@ nlohmann::ordered_json BenchReport::as_json() const {
               {"iterations", job_.iterations},
               {"graph_launches", job_.graph_launches},
               {"gemms", job_.gemms},
+              {"transport_options", job_.transport_options},
               {"slow_link", job_.slow_link},
               {"results", std::move(results)},
               {"ok", wrong_ == 0}};

@@ -24,10 +24,17 @@ SequenceLayout all_see_all(std::int64_t rows, int ranks) {
   return SequenceLayout::from_segments(offsets, segments);
 }
 
+// An eighth of a shard, but not below what a link takes some ten microseconds for; small ones travel in one piece.
+std::int64_t default_chunk_tokens(std::int64_t rows, std::uint64_t row_bytes) {
+  const std::int64_t least = static_cast<std::int64_t>((std::uint64_t{4} << 20) / row_bytes);
+  if (rows <= 2 * least) return 2 * rows + 2;
+  return std::max((rows + 7) / 8, least);
+}
+
 Plan make_plan(const BenchJob& job, const Communicator& comm, std::uint64_t size, std::uint64_t row_bytes) {
   const std::int64_t rows = bench_rows(size, comm.size(), row_bytes);
   PlanOptions options;
-  options.chunk_tokens = job.chunk_tokens > 0 ? job.chunk_tokens : std::clamp<std::int64_t>((rows + 7) / 8, 1, 1024);
+  options.chunk_tokens = job.chunk_tokens > 0 ? job.chunk_tokens : default_chunk_tokens(rows, row_bytes);
   return Plan(all_see_all(rows, comm.size()), comm.rank(), options);
 }
 
