@@ -31,6 +31,7 @@ bool has_switches(const Gpu* gpu) { return gpu->bus >= 3; }
 
 }  // namespace
 
+// NOLINTBEGIN(readability-identifier-naming): the names are NVML's
 extern "C" {
 int nvmlInit_v2() { return std::getenv("TANDEM_TEST_NVML_FAILS") != nullptr ? 9 : success; }
 int nvmlShutdown() { return success; }
@@ -80,3 +81,4 @@ int nvmlDeviceGetP2PStatus(Gpu* a, Gpu* b, int capability, int* status) {
   return success;
 }
 }
+// NOLINTEND(readability-identifier-naming)
