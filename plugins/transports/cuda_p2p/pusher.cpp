@@ -9,6 +9,7 @@
 
 #include "device/cuda/check.hpp"
 #include "device/cuda/driver.hpp"
+#include "tandem/error.hpp"
 
 namespace tandem::cuda_p2p {
 
@@ -56,7 +57,7 @@ Pusher::Pusher(const detail::cuda::Context& context) : context_(context) {
   try {
     copies_ = create_stream(context_.ordinal);
     flags_ = create_stream(context_.ordinal);
-    check(cudaMalloc(&blocks_done_, sizeof(unsigned)), "cudaMalloc", context_.ordinal);
+    check(cudaMalloc(reinterpret_cast<void**>(&blocks_done_), sizeof(unsigned)), "cudaMalloc", context_.ordinal);
     check(cudaMemset(blocks_done_, 0, sizeof(unsigned)), "cudaMemset", context_.ordinal);
     for (cudaEvent_t* const event : {&copied_, &finished_, &end_})
       check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cudaEventCreateWithFlags", context_.ordinal);
