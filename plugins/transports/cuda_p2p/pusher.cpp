@@ -28,9 +28,7 @@ CUstreamBatchMemOpParams write(const Board::Word& word, std::uint32_t value) {
   op.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
   op.writeValue.address = address_of(word);
   op.writeValue.value = value;
-  // What the stream wrote before is visible ahead of a 1. A 0 tells nobody anything, and is spared the barrier: whoever
-  // raises the word again has seen a 1 of this rank before, which was written later.
-  op.writeValue.flags = value != 0 ? CU_STREAM_WRITE_VALUE_DEFAULT : CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER;
+  op.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;  // what the stream wrote before is visible first
   return op;
 }
 
