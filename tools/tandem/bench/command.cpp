@@ -29,7 +29,10 @@ CommunicatorOptions communicator_options(const BenchJob& job, detail::Membership
   options.device = job.device == DeviceKind::cuda ? Device::cuda(gpus > 0 ? options.rank % gpus : 0) : Device::host();
   options.operation_timeout = job.timeout;
   if (job.transport_chosen) options.transport = job.transport;
-  if (job.slow_link > 1) options.transport_options["repeat"] = std::to_string(job.slow_link);
+  if (job.slow_link > 1) {
+    options.transport = job.transport;  // no pair of ranks may take one that does not know the option
+    options.transport_options["repeat"] = std::to_string(job.slow_link);
+  }
   return options;
 }
 
