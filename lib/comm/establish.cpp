@@ -205,6 +205,7 @@ void CommunicatorImpl::connect_routes(const GroupId& group, Deadline deadline) {
   search.collect = [&](const std::string& what, const std::string& mine) {
     return meet([&] { return meeting_->collect("route/" + what, mine, deadline); });
   };
+  search.disagree = [&](const Error& e) { disagree(e, deadline); };
   const std::vector<Route> routes = meet([&] { return find_routes(search); });
   for (int r = 0; r < size(); ++r) {
     const Route& route = routes[static_cast<std::size_t>(r)];

@@ -4,10 +4,12 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "device/cuda/check.hpp"
 #include "device/cuda/driver.hpp"
+#include "tandem/error.hpp"
 
 namespace tandem::cuda_p2p {
 
@@ -30,6 +32,14 @@ CUstreamBatchMemOpParams write(const Board::Word& word, std::uint32_t value) {
   return op;
 }
 
+cudaStream_t create_stream(int ordinal) {
+  int lowest = 0, highest = 0;
+  cudaStream_t stream = nullptr;
+  check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange", ordinal);
+  check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest), "cudaStreamCreateWithPriority", ordinal);
+  return stream;
+}
+
 /// Which capture the stream takes part in; 0 is none.
 unsigned long long capture_of(cudaStream_t stream, int ordinal) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -40,60 +50,130 @@ unsigned long long capture_of(cudaStream_t stream, int ordinal) {
 
 }  // namespace
 
-Pusher::Pusher(const detail::cuda::Context& context) : context_(context) {
+Pusher::Pusher(const detail::cuda::Context& context, std::size_t streams) : context_(context), lanes_(streams) {
   const detail::cuda::DeviceGuard guard(context_);
-  int lowest = 0, highest = 0;
-  check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange", context_.ordinal);
-  check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, highest), "cudaStreamCreateWithPriority",
-        context_.ordinal);
-  const cudaError_t made = cudaEventCreateWithFlags(&pushed_, cudaEventDisableTiming);
-  if (made != cudaSuccess) static_cast<void>(cudaStreamDestroy(stream_));
-  check(made, "cudaEventCreateWithFlags", context_.ordinal);
+  const auto create_event = [&](cudaEvent_t& event) {
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags", context_.ordinal);
+  };
+  try {
+    for (Lane& lane : lanes_) {
+      lane.stream = create_stream(context_.ordinal);
+      create_event(lane.read);
+    }
+    create_event(begun_);
+    create_event(ended_);
+    check(cudaMalloc(reinterpret_cast<void**>(&blocks_done_), sizeof(unsigned)), "cudaMalloc", context_.ordinal);
+    check(cudaMemset(blocks_done_, 0, sizeof(unsigned)), "cudaMemset", context_.ordinal);
+  } catch (const Error&) {
+    destroy();
+    throw;
+  }
 }
 
 Pusher::~Pusher() {
   const detail::cuda::QuietDeviceGuard guard(context_);
-  if (!guard) return;
-  check_quietly(cudaEventDestroy(pushed_), "cudaEventDestroy", context_.ordinal);
-  check_quietly(cudaStreamDestroy(stream_), "cudaStreamDestroy", context_.ordinal);
+  if (guard) destroy();
 }
 
-void Pusher::follow(cudaEvent_t event) {
-  check(driver().cuStreamWaitEvent(stream_, event, 0), "cuStreamWaitEvent", context_.ordinal);
+void Pusher::destroy() const noexcept {
+  const auto destroy_event = [&](cudaEvent_t event) {
+    if (event != nullptr) check_quietly(cudaEventDestroy(event), "cudaEventDestroy", context_.ordinal);
+  };
+  for (const Lane& lane : lanes_) {
+    destroy_event(lane.read);
+    if (lane.stream != nullptr) check_quietly(cudaStreamDestroy(lane.stream), "cudaStreamDestroy", context_.ordinal);
+  }
+  destroy_event(begun_);
+  destroy_event(ended_);
+  if (blocks_done_ != nullptr) check_quietly(cudaFree(blocks_done_), "cudaFree", context_.ordinal);
 }
 
-void Pusher::await_ready(const Board::Word& ready) {
-  CUstreamBatchMemOpParams ops[2] = {};
-  ops[0].waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
-  ops[0].waitValue.address = address_of(ready);
-  ops[0].waitValue.value = 1;
-  ops[0].waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
-  ops[1] = write(ready, 0);
-  check(driver().cuStreamBatchMemOp(stream_, 2, ops, 0), "cuStreamBatchMemOp", context_.ordinal);
+void Pusher::record(cudaEvent_t event, cudaStream_t stream) const {
+  check(cudaEventRecord(event, stream), "cudaEventRecord", context_.ordinal);
 }
 
-void Pusher::copy(void* destination, const void* source, std::uint64_t bytes) {
-  check(cudaMemcpyAsync(destination, source, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice, stream_),
+void Pusher::hold(cudaStream_t stream, cudaEvent_t event) const {
+  check(driver().cuStreamWaitEvent(stream, event, 0), "cuStreamWaitEvent", context_.ordinal);
+}
+
+void Pusher::begin(cudaEvent_t source, const Board::Word* ready) {
+  Lane& first = lanes_.front();
+  hold(first.stream, source);
+  if (ready != nullptr) {
+    CUstreamBatchMemOpParams ops[2] = {};
+    ops[0].waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+    ops[0].waitValue.address = address_of(*ready);
+    ops[0].waitValue.value = 1;
+    ops[0].waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
+    ops[1] = write(*ready, 0);
+    check(driver().cuStreamBatchMemOp(first.stream, 2, ops, 0), "cuStreamBatchMemOp", context_.ordinal);
+  }
+  record(begun_, first.stream);
+  for (Lane& lane : lanes_) lane.used = false;
+  first.used = true;
+}
+
+Pusher::Lane& Pusher::lane_of(std::size_t chunk) {
+  Lane& lane = lanes_[chunk % lanes_.size()];
+  if (!lane.used) hold(lane.stream, begun_);
+  lane.used = true;
+  return lane;
+}
+
+void Pusher::copy(std::size_t chunk, void* destination, const void* source, std::uint64_t bytes) {
+  check(cudaMemcpyAsync(destination, source, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice,
+                        lane_of(chunk).stream),
         "cudaMemcpyAsync", context_.ordinal);
 }
 
-void Pusher::raise(const Board::Word& arrival) {
-  check(driver().cuStreamWriteValue32(stream_, address_of(arrival), 1, CU_STREAM_WRITE_VALUE_DEFAULT),
+void Pusher::raise(std::size_t chunk, const Board::Word& arrival) {
+  const Lane& lane = lane_of(chunk);
+  record(lane.read, lane.stream);
+  check(driver().cuStreamWriteValue32(lane.stream, address_of(arrival), 1, CU_STREAM_WRITE_VALUE_DEFAULT),
         "cuStreamWriteValue32", context_.ordinal);
 }
 
-void Pusher::mark() {
-  check(cudaEventRecord(pushed_, stream_), "cudaEventRecord", context_.ordinal);
-  marked_ = true;
-  marked_in_ = capture_of(stream_, context_.ordinal);
+void Pusher::push(std::span<const KernelPush::Piece> pieces, std::span<const Board::Word* const> words) {
+  KernelPush launch;
+  std::copy(pieces.begin(), pieces.end(), launch.pieces);
+  for (const Board::Word* word : words)
+    launch.words[launch.word_count++] = reinterpret_cast<std::uint32_t*>(const_cast<Board::Word*>(word));
+  launch.piece_count = static_cast<std::uint32_t>(pieces.size());
+  launch.blocks_done = blocks_done_;
+  const Lane& first = lanes_.front();
+  check(push_by_kernel(first.stream, launch), "a kernel that pushes", context_.ordinal);
+  record(first.read, first.stream);
+}
+
+void Pusher::end(const Board::Word* sent) {
+  const Lane& first = lanes_.front();
+  posted_ = true;
+  posted_in_ = capture_of(first.stream, context_.ordinal);
+  if (sent == nullptr) return;
+  for (const Lane& lane : lanes_) {
+    if (lane.used && &lane != &first) hold(first.stream, lane.read);
+  }
+  reset_then_raise(first.stream, {}, std::array{sent}, context_.ordinal);
 }
 
 void Pusher::join(cudaStream_t stream) const {
-  if (!marked_ || capture_of(stream, context_.ordinal) != marked_in_) return;
-  check(driver().cuStreamWaitEvent(stream, pushed_, 0), "cuStreamWaitEvent", context_.ordinal);
+  if (!posted_ || capture_of(stream, context_.ordinal) != posted_in_) return;
+  for (const Lane& lane : lanes_) {
+    if (posted_in_ == 0) {
+      if (lane.used) hold(stream, lane.read);
+    } else if (capture_of(lane.stream, context_.ordinal) == posted_in_) {
+      // Behind its flags, too: nothing of a graph may lead nowhere.
+      record(ended_, lane.stream);
+      hold(stream, ended_);
+    }
+  }
 }
 
-bool Pusher::idle() const { return detail::cuda::ready(cudaStreamQuery(stream_), "cudaStreamQuery", context_.ordinal); }
+bool Pusher::idle() const {
+  return std::all_of(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
+    return detail::cuda::ready(cudaStreamQuery(lane.stream), "cudaStreamQuery", context_.ordinal);
+  });
+}
 
 void wait_raised(cudaStream_t stream, const Board::Word& word, int ordinal) {
   check(driver().cuStreamWaitValue32(stream, address_of(word), 1, CU_STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue32",

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <optional>
 #include <random>
 #include <string>
 
@@ -79,9 +78,5 @@ TEST_F(CudaP2p, AbortReleasesEveryStuckWait) {
 }  // namespace tandem::testing_p2p
 
 int main(int argc, char** argv) {
-  using tandem::testing_p2p::Arguments;
-  if (const std::optional<Arguments> a = tandem::testing_p2p::parse_arguments(argc, argv))
-    return tandem::testing_p2p::run_scenario(*a);
-  ::testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
+  return tandem::testing_p2p::world_main(argc, argv, tandem::testing_p2p::run_scenario);
 }

@@ -7,7 +7,6 @@
 
 #include <cstdlib>
 #include <map>
-#include <optional>
 #include <random>
 
 #include "gpu/p2p/comm_scenarios.hpp"
@@ -69,10 +68,4 @@ int run_rank(const Arguments& a) {
 }  // namespace
 }  // namespace tandem::testing_p2p
 
-int main(int argc, char** argv) {
-  using tandem::testing_p2p::Arguments;
-  if (const std::optional<Arguments> a = tandem::testing_p2p::parse_arguments(argc, argv))
-    return tandem::testing_p2p::run_rank(*a);
-  ::testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}
+int main(int argc, char** argv) { return tandem::testing_p2p::world_main(argc, argv, tandem::testing_p2p::run_rank); }

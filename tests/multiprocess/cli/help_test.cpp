@@ -42,7 +42,8 @@ TEST_P(Help, ExamplesRunAsTheyAre) {
 }
 INSTANTIATE_TEST_SUITE_P(All, Help,
                          ::testing::Values(std::vector<std::string>{}, std::vector<std::string>{"launch"},
-                                           std::vector<std::string>{"dsa"}, std::vector<std::string>{"info"}));
+                                           std::vector<std::string>{"dsa"}, std::vector<std::string>{"bench"},
+                                           std::vector<std::string>{"info"}));
 
 TEST(Help, NamesEveryOptionOfDsa) {
   const Ended help = run_tandem({"dsa", "--help"});
@@ -52,6 +53,16 @@ TEST(Help, NamesEveryOptionOfDsa) {
                              "--heads",         "--index-heads", "--chunk-tokens", "--dtype",
                              "--deterministic", "--wire",        "--check",        "--memory",
                              "--trace",         "--json",        "--seed"}) {
+    EXPECT_THAT(help.out, HasSubstr(option));
+  }
+}
+
+TEST(Help, NamesEveryOptionOfBench) {
+  const Ended help = run_tandem({"bench", "--help"});
+  for (const char* option :
+       {"--ranks", "--device", "--transport", "-b,--minbytes", "-e,--maxbytes", "-f,--stepfactor", "-n,--iters",
+        "-w,--warmup_iters", "-c,--check", "-G,--cudagraph", "--chunk-tokens", "--versus", "--beside", "--slow-link",
+        "--timeout", "-J,--output_file", "--json", "--csv"}) {
     EXPECT_THAT(help.out, HasSubstr(option));
   }
 }

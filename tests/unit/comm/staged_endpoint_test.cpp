@@ -127,9 +127,13 @@ TEST(MarkWatching, ActsInTheOrderOfAQueue) {
   std::atomic<int> order{0};
   std::array<int, 3> at{};
   MarkWatcher watcher;
-  watcher.watch(0, marks[0], [&] { at[0] = ++order; });
-  watcher.watch(0, marks[1], [&] { at[1] = ++order; });
-  watcher.watch(1, marks[2], [&] { at[2] = ++order; });
+  const auto note = [&](std::size_t i) {
+    at[i] = order.load() + 1;
+    ++order;
+  };
+  watcher.watch(0, marks[0], [&] { note(0); });
+  watcher.watch(0, marks[1], [&] { note(1); });
+  watcher.watch(1, marks[2], [&] { note(2); });
   marks[1]->set = true;
   marks[2]->set = true;
   EXPECT_TRUE(eventually([&] { return order.load() == 1; }));
