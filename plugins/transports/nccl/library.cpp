@@ -51,7 +51,8 @@ Library Library::load(const std::string& name) {
   table.function = reinterpret_cast<decltype(&::function)>(symbol(handle, name, #function));
   TANDEM_NCCL_FUNCTIONS(TANDEM_NCCL_LOAD)
 #undef TANDEM_NCCL_LOAD
-#define TANDEM_NCCL_LOAD_OPTIONAL(type, function) table.function = reinterpret_cast<type*>(::dlsym(handle, #function));
+#define TANDEM_NCCL_LOAD_OPTIONAL(type, function) \
+  table.function = reinterpret_cast<decltype(table.function)>(::dlsym(handle, #function));
   TANDEM_NCCL_OPTIONAL_FUNCTIONS(TANDEM_NCCL_LOAD_OPTIONAL)
 #undef TANDEM_NCCL_LOAD_OPTIONAL
   return table;
