@@ -39,7 +39,7 @@ std::string default_transports(bool on_gpu) {
   const auto there = detail::static_transports();
   const bool nccl =
       std::any_of(there.begin(), there.end(), [](const tandem_transport* t) { return t->name == std::string("nccl"); });
-  return nccl ? "cuda_p2p,nccl" : "cuda_p2p";
+  return nccl ? "cuda_p2p,nccl,tcp" : "cuda_p2p,tcp";
 }
 
 }  // namespace

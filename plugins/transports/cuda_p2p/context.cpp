@@ -11,6 +11,7 @@
 #include "base/thread.hpp"
 #include "bootstrap/addresses.hpp"
 #include "device/cuda/check.hpp"
+#include "device/cuda/words.hpp"
 #include "tandem/deadline.hpp"
 #include "tandem/error.hpp"
 
@@ -18,6 +19,8 @@ namespace tandem::cuda_p2p {
 
 using detail::cuda::check;
 using detail::cuda::check_quietly;
+using detail::cuda::reset_then_raise;
+using detail::cuda::wait_raised;
 using std::chrono::milliseconds;
 
 namespace {

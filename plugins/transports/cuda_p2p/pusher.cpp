@@ -5,32 +5,23 @@
 
 #include <algorithm>
 #include <array>
-#include <vector>
 
 #include "device/cuda/check.hpp"
 #include "device/cuda/driver.hpp"
+#include "device/cuda/words.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem::cuda_p2p {
 
+using detail::cuda::capture_of;
 using detail::cuda::check;
 using detail::cuda::check_quietly;
 using detail::cuda::driver;
+using detail::cuda::reset_then_raise;
 
 namespace {
 
-constexpr std::size_t most_at_once = 255;  // operations of one batch that CUDA takes
-
 CUdeviceptr address_of(const Board::Word& word) { return reinterpret_cast<CUdeviceptr>(&word); }
-
-CUstreamBatchMemOpParams write(const Board::Word& word, std::uint32_t value) {
-  CUstreamBatchMemOpParams op{};
-  op.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-  op.writeValue.address = address_of(word);
-  op.writeValue.value = value;
-  op.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;  // what the stream wrote before is visible first
-  return op;
-}
 
 cudaStream_t create_stream(int ordinal) {
   int lowest = 0, highest = 0;
@@ -38,14 +29,6 @@ cudaStream_t create_stream(int ordinal) {
   check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange", ordinal);
   check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest), "cudaStreamCreateWithPriority", ordinal);
   return stream;
-}
-
-/// Which capture the stream takes part in; 0 is none.
-unsigned long long capture_of(cudaStream_t stream, int ordinal) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  unsigned long long id = 0;
-  check(cudaStreamGetCaptureInfo(stream, &status, &id), "cudaStreamGetCaptureInfo", ordinal);
-  return status == cudaStreamCaptureStatusNone ? 0 : id;
 }
 
 }  // namespace
@@ -105,7 +88,10 @@ void Pusher::begin(cudaEvent_t source, const Board::Word* ready) {
     ops[0].waitValue.address = address_of(*ready);
     ops[0].waitValue.value = 1;
     ops[0].waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
-    ops[1] = write(*ready, 0);
+    ops[1].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+    ops[1].writeValue.address = address_of(*ready);
+    ops[1].writeValue.value = 0;
+    ops[1].writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
     check(driver().cuStreamBatchMemOp(first.stream, 2, ops, 0), "cuStreamBatchMemOp", context_.ordinal);
   }
   record(begun_, first.stream);
@@ -173,23 +159,6 @@ bool Pusher::idle() const {
   return std::all_of(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
     return detail::cuda::ready(cudaStreamQuery(lane.stream), "cudaStreamQuery", context_.ordinal);
   });
-}
-
-void wait_raised(cudaStream_t stream, const Board::Word& word, int ordinal) {
-  check(driver().cuStreamWaitValue32(stream, address_of(word), 1, CU_STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue32",
-        ordinal);
-}
-
-void reset_then_raise(cudaStream_t stream, std::span<const Board::Word* const> reset,
-                      std::span<const Board::Word* const> raise, int ordinal) {
-  std::vector<CUstreamBatchMemOpParams> ops;
-  ops.reserve(reset.size() + raise.size());
-  for (const Board::Word* word : reset) ops.push_back(write(*word, 0));
-  for (const Board::Word* word : raise) ops.push_back(write(*word, 1));
-  for (std::size_t i = 0; i < ops.size(); i += most_at_once) {
-    const auto count = static_cast<unsigned>(std::min(most_at_once, ops.size() - i));
-    check(driver().cuStreamBatchMemOp(stream, count, &ops[i], 0), "cuStreamBatchMemOp", ordinal);
-  }
 }
 
 }  // namespace tandem::cuda_p2p

@@ -59,10 +59,4 @@ class Pusher {
   unsigned long long posted_in_ = 0;  // the capture; 0 is none
 };
 
-/// `stream` waits until the word is raised.
-void wait_raised(cudaStream_t stream, const Board::Word& word, int ordinal);
-/// Words become 0, then 1, in this order, one stream operation for many.
-void reset_then_raise(cudaStream_t stream, std::span<const Board::Word* const> reset,
-                      std::span<const Board::Word* const> raise, int ordinal);
-
 }  // namespace tandem::cuda_p2p
