@@ -3,7 +3,12 @@
 # Sets TANDEM_WITH_CUDA, and enables the CUDA language, only where that is wanted and nvcc is found.
 set(TANDEM_WITH_CUDA OFF)
 set(TANDEM_CUDA_SOURCES # the library's .cu files, relative to the source directory
-  lib/device/cuda/rows.cu)
+  lib/device/cuda/rows.cu
+  lib/kernels/cuda/generic/head_sums.cu
+  lib/kernels/cuda/generic/indexer_loss.cu
+  lib/kernels/cuda/generic/indexer_topk.cu
+  lib/kernels/cuda/generic/sparse_backward.cu
+  lib/kernels/cuda/generic/sparse_forward.cu)
 # What the code needs: cudaStreamGetDevice, and an nvcc that knows sm_100.
 set(TANDEM_CUDA_MINIMUM 12.8)
 if(NOT TANDEM_CUDA MATCHES "^(AUTO|ON|OFF)$")
