@@ -4,6 +4,7 @@
 set(TANDEM_WITH_CUDA OFF)
 set(TANDEM_CUDA_SOURCES # the library's .cu files, relative to the source directory
   lib/device/cuda/rows.cu
+  lib/dsa/cuda/lists.cu
   lib/kernels/cuda/generic/head_sums.cu
   lib/kernels/cuda/generic/indexer_loss.cu
   lib/kernels/cuda/generic/indexer_topk.cu

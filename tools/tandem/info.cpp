@@ -131,18 +131,35 @@ json unavailable_json() {
     if (std::none_of(there.begin(), there.end(), [&](const tandem_transport* t) { return name == t->name; }))
       add(name + " transport", "not built into this version");
   }
-  add("cuda kernels", "not built into this version");
+  try {
+    cuda_kernels(Device::cuda());
+  } catch (const Error& e) {
+    add("cuda.generic kernels", e.what());
+  }
+  return list;
+}
+
+json kernels_json() {
+  json list = json::array();
+  const auto add = [&](const KernelSet& set) {
+    list.push_back({{"name", set.name()}, {"numerics_version", set.numerics_version()}});
+  };
+  add(*cpu_kernels());
+  try {
+    add(*cuda_kernels(Device::cuda()));
+  } catch (const Error&) {
+    // Why it is not there is told among the unavailable.
+  }
   return list;
 }
 
 json info_json() {
-  const std::shared_ptr<KernelSet> cpu = cpu_kernels();
   return {{"version", version()},
           {"compiler", compiler()},
           {"host", host_json()},
           {"devices", devices_json()},
           {"transports", transports_json()},
-          {"kernels", json::array({{{"name", cpu->name()}, {"numerics_version", cpu->numerics_version()}}})},
+          {"kernels", kernels_json()},
           {"interfaces", interfaces_json()},
           {"unavailable", unavailable_json()},
           {"environment", environment_json()}};
@@ -177,7 +194,7 @@ std::string info_text(const json& info) {
     fmt::format_to(out, "  {:<12} {}{}\n", get(i, "name"), get(i, "address"), i["up"].get<bool>() ? "" : " (down)");
   }
   text += "\nnot available\n";
-  for (const json& m : info["unavailable"]) fmt::format_to(out, "  {:<18} {}\n", get(m, "name"), get(m, "reason"));
+  for (const json& m : info["unavailable"]) fmt::format_to(out, "  {:<20} {}\n", get(m, "name"), get(m, "reason"));
   text += "\nenvironment\n";
   for (const json& v : info["environment"]) {
     const std::string value = get(v, "value");

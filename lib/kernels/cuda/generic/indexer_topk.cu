@@ -123,10 +123,9 @@ void run(const NativeStream& stream, const IndexerStep& step, const IndexerInput
   // Of many heads only some are held where K leaves little room.
   const int least_spare = block_threads;
   const std::size_t least = static_cast<std::size_t>(a.topk + least_spare) * sizeof(std::uint64_t);
-  constexpr std::size_t room = most_shared - 2048;  // less what the kernel has statically
-  const int most_held = least + scorer_bytes(64) <= room ? 64 : 32;
+  const int most_held = least + scorer_bytes(64) <= most_shared ? 64 : 32;
   a.in = index_rows<T>(in, most_held);
-  const std::size_t left = (room - least - scorer_bytes(a.in.held_heads)) / sizeof(std::uint64_t);
+  const std::size_t left = (most_shared - least - scorer_bytes(a.in.held_heads)) / sizeof(std::uint64_t);
   a.capacity = a.topk + least_spare + static_cast<int>(std::min<std::size_t>(left, most_spare - least_spare)) / 2 * 2;
   a.capacity += a.capacity % 2;  // what follows is aligned to 16 bytes
   a.bounds = in.bounds.data_as<const int>();

@@ -17,8 +17,8 @@ namespace tandem::detail::cuda::generic {
 
 /// All kernels have blocks of so many threads.
 constexpr int block_threads = 256;
-/// Shared memory that a block may have on every GPU from sm_80 on.
-constexpr std::size_t most_shared = 99 * 1024;
+/// Dynamic shared memory that a block may have on every GPU from sm_80 on: 99 KiB, less what kernels have statically.
+constexpr std::size_t most_shared = 97 * 1024;
 
 __device__ inline void* dynamic_shared() {
   extern __shared__ __align__(16) unsigned char memory[];
@@ -32,9 +32,9 @@ void launch(const NativeStream& stream, void (*kernel)(Argument), Argument argum
   if (rows == 0 || layers == 0) return;
   const DeviceGuard guard(stream.context);
   const auto* const function = reinterpret_cast<const void*>(kernel);
-  // What is more than 48 KiB has to be asked for.
+  // What is more than 48 KiB has to be asked for: always as much, as a graph may launch what was captured before.
   if (shared_bytes > std::size_t{48} * 1024) {
-    check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
+    check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most_shared)),
           "cudaFuncSetAttribute", stream.context.ordinal);
   }
   void* arguments[] = {&argument};
