@@ -9,7 +9,8 @@ set(TANDEM_CUDA_SOURCES # the library's .cu files, relative to the source direct
   lib/kernels/cuda/generic/indexer_loss.cu
   lib/kernels/cuda/generic/indexer_topk.cu
   lib/kernels/cuda/generic/sparse_backward.cu
-  lib/kernels/cuda/generic/sparse_forward.cu)
+  lib/kernels/cuda/generic/sparse_forward.cu
+  plugins/transports/cuda_p2p/push_kernel.cu)
 # What the code needs: cudaStreamGetDevice, and an nvcc that knows sm_100.
 set(TANDEM_CUDA_MINIMUM 12.8)
 if(NOT TANDEM_CUDA MATCHES "^(AUTO|ON|OFF)$")

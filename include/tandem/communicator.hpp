@@ -64,11 +64,15 @@ struct BatchSpec {
 struct GatherField {
   std::string name;
   /// [rows, row...]: this rank's shard. Read from the moment the stream gets here until wait(stream) is passed.
+  /// Empty if the field is in place.
   Tensor source;
   /// [landed_rows, row...], or empty to land in the slot that the communicator keeps for it. Give one for rows that
   /// must outlive the next gather but one. If the communicator is one-sided it has to lie in a buffer of its
   /// allocate().
   Tensor destination;
+  /// This rank's rows are where they land already, in the slot that the gather will use or in `destination`, at
+  /// Plan::to_landed of their positions: nothing but what travels is copied.
+  bool in_place = false;
 };
 
 struct ReduceField {
@@ -201,7 +205,8 @@ class TANDEM_EXPORT Communicator {
   std::optional<Communicator> split(int color, int key);
   /// Blocks until all ranks are here. Throws timeout naming the ranks that are not.
   void barrier(Deadline deadline);
-  /// Collective: finishes what is in flight, says good-bye, closes. Later operations are invalid_usage.
+  /// Collective: finishes what is in flight, says good-bye, closes. Later operations are invalid_usage. Graphs that
+  /// operations were captured in must have run to their end by now, on all ranks, and be launched no more.
   void finalize(Deadline deadline);
   /// Ends everything now, here and on all other ranks, which report `aborted` and this rank. Never blocks on a peer.
   void abort(const std::string& reason) noexcept;

@@ -21,6 +21,7 @@ constexpr Variable threads_variable{"TANDEM_THREADS",
 constexpr Variable store_variable{"TANDEM_STORE", "where ranks meet: <host>:<port>/<token>; set by tandem launch"};
 constexpr Variable interface_variable{"TANDEM_INTERFACE", "address or interface name that tcp binds and advertises"};
 constexpr Variable transport_variable{"TANDEM_TRANSPORT", "the transport to use: tcp or loopback"};
+constexpr Variable nccl_library_variable{"TANDEM_NCCL_LIBRARY", "the NCCL to load (default: libnccl.so.2)"};
 constexpr Variable rank_variable{"RANK", "this process's rank; set by tandem launch or torchrun"};
 constexpr Variable world_size_variable{"WORLD_SIZE", "number of ranks; set by tandem launch or torchrun"};
 constexpr Variable local_world_size_variable{"LOCAL_WORLD_SIZE", "number of ranks on this host"};
@@ -29,9 +30,9 @@ constexpr Variable master_port_variable{"MASTER_PORT", "port that rank 0 binds o
 constexpr Variable run_id_variable{"TORCHELASTIC_RUN_ID", "tells jobs apart that share a MASTER_PORT; set by torchrun"};
 
 constexpr const Variable* all_variables[] = {
-    &log_variable,         &threads_variable,     &store_variable,      &interface_variable,
-    &transport_variable,   &rank_variable,        &world_size_variable, &local_world_size_variable,
-    &master_addr_variable, &master_port_variable, &run_id_variable,
+    &log_variable,          &threads_variable, &store_variable,      &interface_variable,        &transport_variable,
+    &nccl_library_variable, &rank_variable,    &world_size_variable, &local_world_size_variable, &master_addr_variable,
+    &master_port_variable,  &run_id_variable,
 };
 
 // A variable set to nothing counts as unset: that is how scripts switch one off.
@@ -65,6 +66,7 @@ Env Env::read() {
   env.store = text_of(store_variable);
   env.interface = text_of(interface_variable);
   env.transport = text_of(transport_variable);
+  env.nccl_library = text_of(nccl_library_variable);
   env.rank = number_of(rank_variable, 0);
   env.world_size = number_of(world_size_variable, 1);
   env.local_world_size = number_of(local_world_size_variable, 1);

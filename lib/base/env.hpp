@@ -15,12 +15,13 @@ struct Env {
   std::optional<std::string> store;      ///< TANDEM_STORE: "<host>:<port>/<token in hex>"
   std::optional<std::string> interface;  ///< TANDEM_INTERFACE: address or interface name that tcp binds and advertises
   std::optional<std::string> transport;  ///< TANDEM_TRANSPORT
-  std::optional<int> rank;               ///< RANK
-  std::optional<int> world_size;         ///< WORLD_SIZE
-  std::optional<int> local_world_size;   ///< LOCAL_WORLD_SIZE
-  std::optional<std::string> master_addr;  ///< MASTER_ADDR
-  std::optional<int> master_port;          ///< MASTER_PORT
-  std::optional<std::string> run_id;       ///< TORCHELASTIC_RUN_ID
+  std::optional<std::string> nccl_library;  ///< TANDEM_NCCL_LIBRARY
+  std::optional<int> rank;                  ///< RANK
+  std::optional<int> world_size;            ///< WORLD_SIZE
+  std::optional<int> local_world_size;      ///< LOCAL_WORLD_SIZE
+  std::optional<std::string> master_addr;   ///< MASTER_ADDR
+  std::optional<int> master_port;           ///< MASTER_PORT
+  std::optional<std::string> run_id;        ///< TORCHELASTIC_RUN_ID
 
   /// Throws invalid_argument naming the variable if a number is not one.
   static Env read();

@@ -288,7 +288,10 @@ void CommunicatorImpl::finalize(Deadline deadline) {
     const std::lock_guard lock(mutex_);
     ops = open_ops_;
   }
-  for (const auto& op : ops) op->synchronize(deadline);
+  for (const auto& op : ops) {
+    // What graphs do is known to who launches them alone.
+    if (!(op->stream_op() && op->stream_op()->captured())) op->synchronize(deadline);
+  }
   if (size() > 1) {
     const std::string name = fmt::format("finalize {}", next_meeting_++);
     meet([&] { meeting_->barrier(name, deadline); });

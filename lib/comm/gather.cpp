@@ -16,7 +16,14 @@ void GatherFields::bind(const GatherField& field, int rank) {
     throw Error(ErrorCode::invalid_usage, fmt::format("gather field '{}' was not prepared", field.name), rank);
   }
   const FieldSpec& spec = it->spec;
-  check_rows(field.source, spec.dtype, plan.rows(), spec.row_elements, fmt::format("gather source '{}'", field.name));
+  if (!field.in_place) {
+    check_rows(field.source, spec.dtype, plan.rows(), spec.row_elements, fmt::format("gather source '{}'", field.name));
+  } else if (field.source.valid()) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("gather field '{}' is in place, so it has no source", field.name), rank);
+  } else if (!own_rows) {
+    own_rows = std::make_shared<const OwnRows>(plan);
+  }
   Tensor to = field.destination;
   if (to.valid()) {
     const std::string what = fmt::format("gather destination '{}'", field.name);
@@ -25,8 +32,13 @@ void GatherFields::bind(const GatherField& field, int rank) {
   } else {
     to = Tensor::view(slot, it->landed, spec.dtype, {plan.landed_rows(), spec.row_elements});
   }
-  rows.push_back({static_cast<const std::byte*>(field.source.data()), field.source.row_stride_bytes(),
-                  static_cast<std::byte*>(to.data()), field.source.row_bytes()});
+  FieldRows r;
+  r.landed = static_cast<std::byte*>(to.data());
+  r.row_bytes = to.row_bytes();
+  r.source = static_cast<const std::byte*>(field.source.data());
+  r.source_stride = field.in_place ? r.row_bytes : field.source.row_stride_bytes();
+  r.in_place = field.in_place ? own_rows.get() : nullptr;
+  rows.push_back(r);
   fields.push_back(field);
   specs.push_back(static_cast<std::size_t>(it - all.begin()));
   landed.push_back(std::move(to));

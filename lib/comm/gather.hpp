@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/op.hpp"
+#include "comm/own_rows.hpp"
 #include "comm/prepared.hpp"
 
 namespace tandem::detail {
@@ -16,8 +17,14 @@ struct FieldRows {
   std::size_t source_stride = 0;
   std::byte* landed = nullptr;
   std::size_t row_bytes = 0;
+  /// Of rows that are where they land already, and have no source; else null.
+  const OwnRows* in_place = nullptr;
 
-  const std::byte* source_row(std::int64_t i) const { return source + static_cast<std::size_t>(i) * source_stride; }
+  /// Those of a run lie together from there on, `source_stride` apart.
+  const std::byte* source_row(std::int64_t i) const {
+    return in_place != nullptr ? landed_row(in_place->landed_row(i))
+                               : source + static_cast<std::size_t>(i) * source_stride;
+  }
   std::byte* landed_row(std::int64_t i) const { return landed + static_cast<std::size_t>(i) * row_bytes; }
 };
 
@@ -30,6 +37,7 @@ struct GatherFields {
   std::vector<std::size_t> specs;  ///< of each field in what was prepared
   std::vector<FieldRows> rows;
   std::vector<Tensor> landed;
+  std::shared_ptr<const OwnRows> own_rows;  ///< only if a field is in place
 
   GatherFields(std::shared_ptr<const Prepared::Data> p, Buffer s)
       : prepared(std::move(p)), plan(prepared->plan), slot(std::move(s)) {}

@@ -203,15 +203,19 @@ class StreamGather : public GatherFields {
   }
 
   void pack(std::size_t f, std::size_t d, const Stream& stream, const std::shared_ptr<const void>& self) const {
-    const RowMove move{rows[f].source, rows[f].source_stride, staging(prepared->gather.send, f, d), rows[f].row_bytes,
-                       rows[f].row_bytes};
-    move_rows(stream, prepared->streamed.runs(prepared->streamed.pack[d]), {&move, 1}, self);
+    const FieldRows& r = rows[f];
+    const bool in_place = r.in_place != nullptr;
+    const RowMove move{in_place ? r.landed : r.source, r.source_stride, staging(prepared->gather.send, f, d),
+                       r.row_bytes, r.row_bytes};
+    const StreamLayout& layout = prepared->streamed;
+    move_rows(stream, layout.runs((in_place ? layout.pack_landed : layout.pack)[d]), {&move, 1}, self);
   }
 
   // One launch for all fields, but for those whose rows the caller wrote where they land.
   void place_own(const Stream& stream, const std::shared_ptr<const void>& self) const {
     std::vector<RowMove> moves;
     for (const FieldRows& r : rows) {
+      if (r.in_place != nullptr) continue;
       bool in_place = r.source_stride == r.row_bytes;
       for (const ChunkTransfer& t : plan.arrivals()) {
         if (t.step > 0) continue;

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/bytes.hpp"
+#include "comm/own_rows.hpp"
 #include "comm/prepared.hpp"
 
 namespace tandem::detail {
@@ -36,6 +37,12 @@ enum class Row { owner, landed, packed };
 
 std::int64_t row_of(const Run& run, Row side, std::int64_t packed) {
   return side == Row::owner ? run.owner_row : side == Row::landed ? run.landed_row : packed;
+}
+
+// The same rows of this rank, where they land here.
+std::vector<Run> in_place(std::vector<Run> runs, const OwnRows& own_rows) {
+  for (Run& run : runs) run.landed_row = own_rows.landed_row(run.owner_row);
+  return runs;
 }
 
 class Tables {
@@ -110,9 +117,12 @@ Tables fill_tables(const Prepared::Data& data, StreamLayout& layout) {
                                                   : StreamLayout::Runs{});
     layout.contribute.push_back(t.step > 0 ? tables.add(t.runs, Row::landed, Row::packed) : StreamLayout::Runs{});
   }
+  const OwnRows own_rows(plan);
   std::vector<StreamLayout::Runs> back;  // [departure] contribution -> own rows
   for (const ChunkTransfer& t : plan.departures()) {
     layout.pack.push_back(t.packed ? tables.add(t.runs, Row::owner, Row::packed) : StreamLayout::Runs{});
+    layout.pack_landed.push_back(t.packed ? tables.add(in_place(t.runs, own_rows), Row::landed, Row::packed)
+                                          : StreamLayout::Runs{});
     back.push_back(tables.add(t.runs, Row::packed, Row::owner));
   }
   for (std::size_t f = 0; f < data.spec.reduce.size(); ++f) {

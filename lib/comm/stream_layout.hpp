@@ -51,6 +51,7 @@ struct StreamLayout {
   Runs dense;                          ///< all own rows -> the same
   std::vector<Runs> place;             ///< [arrival] packed rows -> landed rows; empty if it is not packed
   std::vector<Runs> pack;              ///< [departure] own rows -> packed rows
+  std::vector<Runs> pack_landed;       ///< [departure] landed rows -> packed rows
   std::vector<Runs> contribute;        ///< [arrival] landed rows -> contribution
   std::vector<std::vector<Sum>> sums;  ///< [reduce field][own chunk]
   std::vector<Pair> arrivals, departures;

@@ -137,6 +137,7 @@ void StreamOp::wait_rest(const Stream& stream) {
   if (is_finished_) wait_event(stream, finished_, finished_on_);
   if (!has_sends()) return;
   if (const auto comm = comm_.lock()) comm->with_endpoint([&](Endpoint& endpoint) { endpoint.wait_sent(stream); });
+  rest_at_home_ = rest_at_home_ || stream.impl().id() == home_;
 }
 
 void StreamOp::check_capture(const Stream& stream, bool done) const {
@@ -163,7 +164,7 @@ void StreamOp::supersede(const Stream& next) {
     if (a.place && a.outlives_slot) place_on(next, a);
   }
   if (is_finished_) wait_event(next, finished_, finished_on_);
-  if (has_sends() && !apart) {
+  if (has_sends() && !apart && !(rest_at_home_ && next.impl().id() == home_)) {
     if (const auto comm = comm_.lock()) comm->with_endpoint([&](Endpoint& endpoint) { endpoint.wait_sent(next); });
   }
   superseded_ = device_.create_event();

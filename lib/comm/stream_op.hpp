@@ -115,6 +115,7 @@ class StreamOp {
   std::uint64_t finished_on_ = 0;
   bool is_finished_ = false;
   bool expects_finish_ = false;
+  bool rest_at_home_ = false;  ///< the home stream has waited until what was sent had been read
   Event superseded_;
   std::uint64_t superseded_on_ = 0;
   bool is_superseded_ = false;

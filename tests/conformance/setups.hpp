@@ -36,7 +36,8 @@ inline std::vector<Setup> all_setups() {
        &tandem_transport_query_v0_tcp,
        {{"unix_sockets", "0"}, {"segment_bytes", "1500"}, {"socket_buffer_bytes", "8192"}}},
       {"tcp_unix", &tandem_transport_query_v0_tcp, {}},
-      {"tcp_unix_small", &tandem_transport_query_v0_tcp, {{"segment_bytes", "1500"}, {"socket_buffer_bytes", "8192"}}}};
+      {"tcp_unix_small", &tandem_transport_query_v0_tcp, {{"segment_bytes", "1500"}, {"socket_buffer_bytes", "8192"}}},
+      {"tcp_repeated", &tandem_transport_query_v0_tcp, {{"segment_bytes", "1500"}, {"repeat", "3"}}}};
 }
 
 inline std::string setup_name(const ::testing::TestParamInfo<Setup>& info) { return info.param.name; }

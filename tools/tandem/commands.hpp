@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "bench_options.hpp"
+#include "bench/options.hpp"
 #include "job.hpp"
 
 /// The subcommands. Each returns the exit code, and throws UsageError or Error.

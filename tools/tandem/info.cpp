@@ -7,7 +7,6 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <iterator>
 #include <memory>
@@ -19,6 +18,9 @@
 #include "base/text.hpp"
 #include "comm/plugin_host.hpp"
 #include "commands.hpp"
+#include "device/topology.hpp"
+#include "gpu_report.hpp"
+#include "libraries.hpp"
 #include "process.hpp"
 #include "tandem/device.hpp"
 #include "tandem/kernels.hpp"
@@ -114,22 +116,23 @@ json devices_json() {
   return list;
 }
 
-json unavailable_json() {
+json libraries_json() {
+  json list = json::array();
+  for (const FoundLibrary& l : find_libraries()) {
+    list.push_back({{"name", l.name}, {"file", l.file}, {"version", l.version}, {"missing", l.missing}});
+  }
+  return list;
+}
+
+json unavailable_json(const detail::Topology& topology) {
   json list = json::array();
   const auto add = [&](const std::string& name, const std::string& reason) {
     list.push_back({{"name", name}, {"reason", reason}});
   };
-  if (Device::cuda_count() == 0) {
-    try {
-      Device::cuda(0);
-    } catch (const Error& e) {
-      add("cuda device", e.what());
-    }
-  }
-  const auto there = detail::static_transports();
-  for (const std::string name : {"cuda_p2p", "nccl", "ucx"}) {
-    if (std::none_of(there.begin(), there.end(), [&](const tandem_transport* t) { return name == t->name; }))
-      add(name + " transport", "not built into this version");
+  if (topology.gpus.empty()) add("cuda device", topology.no_gpus);
+  for (const tandem_transport* t : detail::static_transports()) {
+    if (const std::string reason = why_unusable(*t, topology); !reason.empty())
+      add(fmt::format("{} transport", t->name), reason);
   }
   try {
     cuda_kernels(Device::cuda());
@@ -153,15 +156,18 @@ json kernels_json() {
   return list;
 }
 
-json info_json() {
+json info_json(const detail::Topology& topology) {
   return {{"version", version()},
           {"compiler", compiler()},
           {"host", host_json()},
           {"devices", devices_json()},
+          {"cuda", gpu_json(topology)},
           {"transports", transports_json()},
           {"kernels", kernels_json()},
           {"interfaces", interfaces_json()},
-          {"unavailable", unavailable_json()},
+          {"libraries", libraries_json()},
+          {"routes", json::array()},
+          {"unavailable", unavailable_json(topology)},
           {"environment", environment_json()}};
 }
 
@@ -169,7 +175,7 @@ std::string joined(const json& list, const char* separator) {
   return fmt::format("{}", fmt::join(list.get<std::vector<std::string>>(), separator));
 }
 
-std::string info_text(const json& info) {
+std::string info_text(const json& info, const detail::Topology& topology) {
   std::string text;
   auto out = std::back_inserter(text);
   const auto get = [](const json& object, const char* key) { return object[key].get<std::string>(); };
@@ -178,6 +184,7 @@ std::string info_text(const json& info) {
                  get(info, "version"), get(info, "compiler"), get(host, "name"), get(host, "system"),
                  host["cores"].get<unsigned>(), detail::format_bytes(host["memory_bytes"].get<std::uint64_t>()),
                  joined(info["devices"], ", "));
+  text += "\ngpus\n" + gpu_text(topology);
   text += "\ntransports\n";
   for (const json& t : info["transports"]) {
     fmt::format_to(out, "  {:<12} {}\n", get(t, "name"), get(t, "description"));
@@ -193,7 +200,12 @@ std::string info_text(const json& info) {
   for (const json& i : info["interfaces"]) {
     fmt::format_to(out, "  {:<12} {}{}\n", get(i, "name"), get(i, "address"), i["up"].get<bool>() ? "" : " (down)");
   }
-  text += "\nnot available\n";
+  text += "\nlibraries\n";
+  for (const json& l : info["libraries"]) {
+    const std::string found = get(l, "version");
+    fmt::format_to(out, "  {:<12} {}\n", get(l, "name"), found.empty() ? "not found: " + get(l, "missing") : found);
+  }
+  if (!info["unavailable"].empty()) text += "\nnot available\n";
   for (const json& m : info["unavailable"]) fmt::format_to(out, "  {:<20} {}\n", get(m, "name"), get(m, "reason"));
   text += "\nenvironment\n";
   for (const json& v : info["environment"]) {
@@ -206,8 +218,9 @@ std::string info_text(const json& info) {
 }  // namespace
 
 int run_info(bool as_json) {
-  const json info = info_json();
-  write_all(STDOUT_FILENO, as_json ? info.dump() + "\n" : info_text(info));
+  const detail::Topology topology = detail::read_topology();
+  const json info = info_json(topology);
+  write_all(STDOUT_FILENO, as_json ? info.dump() + "\n" : info_text(info, topology));
   return exit_ok;
 }
 

@@ -49,13 +49,18 @@ Examples:
 On a GPU, ranks of one host share it if there are fewer GPUs: tandem dsa --ranks 2 --device cuda --dtype bf16 --check)";
 
 constexpr const char* bench_footer = R"(
-Sizes count the bytes of all ranks together, as nccl-tests does for all-gathers. Starts its own ranks unless a launcher
-(tandem launch, torchrun) has. Each iteration is timed by itself, behind a barrier. Exit code: 0 if all data was right.
+Sizes count the bytes of all ranks together, as nccl-tests does. Times are those of the slowest rank: the median, the 95th
+percentile and the coefficient of variation of --iters iterations, each timed by itself, all ranks starting together; "in a
+row" is the time of one of --iters iterations without a pause (--device cuda). "ratio" is a contender's time over tandem's.
+On GPUs memory is new and caches are cold in every iteration, and --versus and --beside compare, as in
+`tandem bench gather --device cuda --versus nccl --beside gemm:4 -b 1M -e 256M`. Starts its own ranks unless a launcher (tandem launch, torchrun) has. Exit code: 0 if all data was right, 1 if not or if a
+rank failed, 2 if the command line cannot be.
 
 Examples:
   tandem bench gather -b 64K -e 1M
   tandem bench reduce --ranks 3 --transport loopback -b 100K -e 100K -n 5 --json
-  tandem bench exchange -b 1M -e 4M -f 4 --csv)";
+  tandem bench exchange -b 1M -e 4M -f 4 --csv
+  tandem bench gather -b 256K -e 256K -n 5 --slow-link 10)";
 
 constexpr const char* info_footer = R"(
 Examples:
@@ -190,9 +195,20 @@ class Cli {
     value("-f,--stepfactor", a.step_factor, "N", "From one size to the next (2)");
     value("-n,--iters", a.iterations, "N", "Timed iterations (20)");
     value("-w,--warmup_iters", a.warmup, "N", "Iterations before them (5)");
-    value("-c,--check", a.check, "0|1", "Check the data of one more iteration with new contents (1)");
+    value("-c,--check", a.check, "0|1", "Check the data: of all iterations on GPUs, else of one more (1)");
+    value("-G,--cudagraph", a.graph_launches, "N",
+          "Capture --iters iterations in a graph, and time N launches of it (0)");
     value("--chunk-tokens", a.chunk_tokens, "C", "Most rows of a chunk (an eighth of a shard, at most 1024)");
+    value("--versus", a.versus, "nccl",
+          "By turns with NCCL's all-gather or reduce-scatter of the same sizes, in place");
+    value("--beside", a.beside, "gemm[:N]", "Also beside N bf16 GEMMs of 8192^3 on another stream (4)");
+    bench
+        ->add_option("--option", a.transport_options,
+                     "An option of the transport, as tandem info lists them; may be given often")
+        ->type_name("KEY=VALUE");
+    value("--slow-link", a.slow_link, "X", "Send every byte X times, to play a link X times slower (1)");
     value("--timeout", a.timeout, "S", "Seconds that an operation may take (60)");
+    value("-J,--output_file", a.output_file, "FILE", "Write the JSON object to FILE as well");
     bench->add_flag("--json", a.json, "Print one JSON object and nothing else");
     bench->add_flag("--csv", a.csv, "Print lines of comma-separated values");
     bench->footer(bench_footer);

@@ -25,6 +25,14 @@ namespace tandem::plugin {
 
 constexpr tandem_status status(ErrorCode code) { return static_cast<tandem_status>(code); }
 
+/// What a post is of its lane's operation: see tandem_post_params.
+struct LaneUse {
+  uint32_t lane = 0;
+  bool begin = false;
+  bool first = false;
+  bool last = false;
+};
+
 /// The services of the host, copied field by field as far as the host's struct reaches.
 class Host {
  public:

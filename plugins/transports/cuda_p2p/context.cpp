@@ -141,7 +141,7 @@ std::string Context::connect_error(int p) {
 
 tandem_status Context::connect_test(int p) const { return peer(p).status.load(std::memory_order_acquire); }
 
-void Context::post(std::span<const tandem_transfer> transfers, cudaStream_t stream, const LaneUse& use) {
+void Context::post(std::span<const tandem_transfer> transfers, cudaStream_t stream, const plugin::LaneUse& use) {
   if (aborted_) throw Error(ErrorCode::aborted, "the transport was aborted");
   const detail::cuda::DeviceGuard guard(cuda_);
   if (use.begin) begin(transfers, stream, use.lane);
@@ -165,32 +165,53 @@ void Context::begin(std::span<const tandem_transfer> transfers, cudaStream_t str
   reset_then_raise(stream, reset, raise, cuda_.ordinal);
 }
 
-void Context::send(std::span<const tandem_transfer> transfers, cudaStream_t stream, const LaneUse& use) {
-  std::set<int> receivers;
-  std::map<std::pair<int, std::uint32_t>, std::size_t>
-      last_of;  // a flag is raised behind the last transfer that has it
-  for (std::size_t i = 0; i < transfers.size(); ++i) {
-    if (transfers[i].direction != TANDEM_SEND) continue;
-    receivers.insert(transfers[i].peer);
-    last_of[{transfers[i].peer, transfers[i].flag}] = i;
+void Context::send(std::span<const tandem_transfer> transfers, cudaStream_t stream, const plugin::LaneUse& use) {
+  std::map<int, std::vector<const tandem_transfer*>> by_receiver;
+  for (const tandem_transfer& t : transfers) {
+    if (t.direction == TANDEM_SEND) by_receiver[t.peer].push_back(&t);
   }
-  if (receivers.empty()) return;
+  if (by_receiver.empty()) return;
   check(cudaEventRecord(source_, stream), "cudaEventRecord", cuda_.ordinal);
-  for (const int p : receivers) {
+  for (const auto& [p, its] : by_receiver) {
     peer(p).pusher->follow(source_);
     if (use.first) peer(p).pusher->await_ready(board_.ready(p, use.lane));
+    push(p, its, use);
   }
+}
+
+/// A flag is raised behind the last transfer that has it. Those that share one follow each other.
+void Context::push(int p, std::span<const tandem_transfer* const> transfers, const plugin::LaneUse& use) {
+  Pusher& pusher = *peer(p).pusher;
+  const Board& board = peer(p).board;
+  if (push_by_kernel(p, transfers, use)) return;
   for (std::size_t i = 0; i < transfers.size(); ++i) {
-    const tandem_transfer& t = transfers[i];
-    if (t.direction != TANDEM_SEND) continue;
-    Pusher& pusher = *peer(t.peer).pusher;
-    if (t.bytes > 0) pusher.copy(remote(t), t.buffer, t.bytes);
-    if (last_of[{t.peer, t.flag}] == i) pusher.raise(peer(t.peer).board.arrival(self_.rank, t.flag));
+    const tandem_transfer& t = *transfers[i];
+    for (int n = 0; t.bytes > 0 && n < self_.repeat; ++n) pusher.copy(remote(t), t.buffer, t.bytes);
+    const bool chunk_ends = i + 1 < transfers.size() && transfers[i + 1]->flag != t.flag;
+    if (chunk_ends) pusher.raise(board.arrival(self_.rank, t.flag));
   }
-  for (const int p : receivers) {
-    if (use.last) peer(p).pusher->raise(board_.sent(p, use.lane));
-    peer(p).pusher->mark();
+  std::vector<const Board::Word*> words{&board.arrival(self_.rank, transfers.back()->flag)};
+  if (use.last) words.push_back(&board_.sent(p, use.lane));
+  pusher.finish(words);
+}
+
+/// All flags at once, for few bytes: true if it was so.
+bool Context::push_by_kernel(int p, std::span<const tandem_transfer* const> transfers, const plugin::LaneUse& use) {
+  std::uint64_t bytes = 0;
+  std::vector<KernelPush::Piece> pieces;
+  std::vector<const Board::Word*> words;
+  for (const tandem_transfer* t : transfers) {
+    bytes += t->bytes;
+    if (t->bytes > 0) pieces.push_back({remote(*t), t->buffer, t->bytes});
+    const Board::Word* const word = &peer(p).board.arrival(self_.rank, t->flag);
+    if (words.empty() || words.back() != word) words.push_back(word);
   }
+  if (use.last) words.push_back(&board_.sent(p, use.lane));
+  if (bytes > self_.kernel_bytes || self_.repeat > 1 || pieces.size() > KernelPush::most_pieces ||
+      words.size() > KernelPush::most_words)
+    return false;
+  peer(p).pusher->push(pieces, words);
+  return true;
 }
 
 void* Context::remote(const tandem_transfer& t) const {

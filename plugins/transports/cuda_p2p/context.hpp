@@ -28,20 +28,16 @@ struct Membership {
   int rank = 0;
   int size = 0;
   int device = 0;
-};
-
-/// What a post is of its lane's operation: see tandem_post_params.
-struct LaneUse {
-  std::uint32_t lane = 0;
-  bool begin = false;
-  bool first = false;
-  bool last = false;
+  std::uint64_t kernel_bytes = 0;  ///< a post of no more bytes to a peer is pushed by a kernel
+  int repeat = 1;                  ///< how often every byte is pushed, to play a slower link
 };
 
 /// One rank of one group whose ranks all live on one host. Every call that enqueues is made by one thread at a time;
 /// arrived(), sent() and abort() by any.
 class Context {
  public:
+  using Stream = cudaStream_t;
+
   /// Throws tandem::Error.
   Context(const Membership& self, const plugin::Host& host);
   ~Context();
@@ -56,7 +52,7 @@ class Context {
   tandem_status connect_test(int peer) const;
   std::string connect_error(int peer);
 
-  void post(std::span<const tandem_transfer> transfers, cudaStream_t stream, const LaneUse& use);
+  void post(std::span<const tandem_transfer> transfers, cudaStream_t stream, const plugin::LaneUse& use);
   void wait(cudaStream_t stream, int peer, std::uint32_t flag) const;
   void wait_sent(cudaStream_t stream) const;
   bool arrived(int peer, std::uint32_t flag) const;
@@ -86,7 +82,9 @@ class Context {
   void reach(int peer);
   void lose(int peer, ErrorCode code, const std::string& why);
   void begin(std::span<const tandem_transfer> transfers, cudaStream_t stream, std::uint32_t lane);
-  void send(std::span<const tandem_transfer> transfers, cudaStream_t stream, const LaneUse& use);
+  void send(std::span<const tandem_transfer> transfers, cudaStream_t stream, const plugin::LaneUse& use);
+  void push(int peer, std::span<const tandem_transfer* const> transfers, const plugin::LaneUse& use);
+  bool push_by_kernel(int peer, std::span<const tandem_transfer* const> transfers, const plugin::LaneUse& use);
   void* remote(const tandem_transfer& transfer) const;
   void keep_released();
   Peer& peer(int rank) const { return *peers_[static_cast<std::size_t>(rank)]; }

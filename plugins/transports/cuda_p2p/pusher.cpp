@@ -4,10 +4,12 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "device/cuda/check.hpp"
 #include "device/cuda/driver.hpp"
+#include "tandem/error.hpp"
 
 namespace tandem::cuda_p2p {
 
@@ -30,6 +32,14 @@ CUstreamBatchMemOpParams write(const Board::Word& word, std::uint32_t value) {
   return op;
 }
 
+cudaStream_t create_stream(int ordinal) {
+  int lowest = 0, highest = 0;
+  cudaStream_t stream = nullptr;
+  check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange", ordinal);
+  check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest), "cudaStreamCreateWithPriority", ordinal);
+  return stream;
+}
+
 /// Which capture the stream takes part in; 0 is none.
 unsigned long long capture_of(cudaStream_t stream, int ordinal) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -42,24 +52,36 @@ unsigned long long capture_of(cudaStream_t stream, int ordinal) {
 
 Pusher::Pusher(const detail::cuda::Context& context) : context_(context) {
   const detail::cuda::DeviceGuard guard(context_);
-  int lowest = 0, highest = 0;
-  check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange", context_.ordinal);
-  check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, highest), "cudaStreamCreateWithPriority",
-        context_.ordinal);
-  const cudaError_t made = cudaEventCreateWithFlags(&pushed_, cudaEventDisableTiming);
-  if (made != cudaSuccess) static_cast<void>(cudaStreamDestroy(stream_));
-  check(made, "cudaEventCreateWithFlags", context_.ordinal);
+  try {
+    copies_ = create_stream(context_.ordinal);
+    flags_ = create_stream(context_.ordinal);
+    check(cudaMalloc(reinterpret_cast<void**>(&blocks_done_), sizeof(unsigned)), "cudaMalloc", context_.ordinal);
+    check(cudaMemset(blocks_done_, 0, sizeof(unsigned)), "cudaMemset", context_.ordinal);
+    for (cudaEvent_t* const event : {&copied_, &finished_, &end_})
+      check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cudaEventCreateWithFlags", context_.ordinal);
+  } catch (const Error&) {
+    destroy();
+    throw;
+  }
 }
 
 Pusher::~Pusher() {
   const detail::cuda::QuietDeviceGuard guard(context_);
-  if (!guard) return;
-  check_quietly(cudaEventDestroy(pushed_), "cudaEventDestroy", context_.ordinal);
-  check_quietly(cudaStreamDestroy(stream_), "cudaStreamDestroy", context_.ordinal);
+  if (guard) destroy();
+}
+
+void Pusher::destroy() const noexcept {
+  for (const cudaEvent_t event : {copied_, finished_, end_}) {
+    if (event != nullptr) check_quietly(cudaEventDestroy(event), "cudaEventDestroy", context_.ordinal);
+  }
+  for (const cudaStream_t stream : {copies_, flags_}) {
+    if (stream != nullptr) check_quietly(cudaStreamDestroy(stream), "cudaStreamDestroy", context_.ordinal);
+  }
+  if (blocks_done_ != nullptr) check_quietly(cudaFree(blocks_done_), "cudaFree", context_.ordinal);
 }
 
 void Pusher::follow(cudaEvent_t event) {
-  check(driver().cuStreamWaitEvent(stream_, event, 0), "cuStreamWaitEvent", context_.ordinal);
+  check(driver().cuStreamWaitEvent(copies_, event, 0), "cuStreamWaitEvent", context_.ordinal);
 }
 
 void Pusher::await_ready(const Board::Word& ready) {
@@ -69,31 +91,57 @@ void Pusher::await_ready(const Board::Word& ready) {
   ops[0].waitValue.value = 1;
   ops[0].waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
   ops[1] = write(ready, 0);
-  check(driver().cuStreamBatchMemOp(stream_, 2, ops, 0), "cuStreamBatchMemOp", context_.ordinal);
+  check(driver().cuStreamBatchMemOp(copies_, 2, ops, 0), "cuStreamBatchMemOp", context_.ordinal);
 }
 
 void Pusher::copy(void* destination, const void* source, std::uint64_t bytes) {
-  check(cudaMemcpyAsync(destination, source, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice, stream_),
+  check(cudaMemcpyAsync(destination, source, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice, copies_),
         "cudaMemcpyAsync", context_.ordinal);
 }
 
-void Pusher::raise(const Board::Word& arrival) {
-  check(driver().cuStreamWriteValue32(stream_, address_of(arrival), 1, CU_STREAM_WRITE_VALUE_DEFAULT),
-        "cuStreamWriteValue32", context_.ordinal);
+void Pusher::push(std::span<const KernelPush::Piece> pieces, std::span<const Board::Word* const> words) {
+  KernelPush launch;
+  std::copy(pieces.begin(), pieces.end(), launch.pieces);
+  for (const Board::Word* word : words)
+    launch.words[launch.word_count++] = reinterpret_cast<std::uint32_t*>(const_cast<Board::Word*>(word));
+  launch.piece_count = static_cast<std::uint32_t>(pieces.size());
+  launch.blocks_done = blocks_done_;
+  check(push_by_kernel(copies_, launch), "a kernel that pushes", context_.ordinal);
+  finished();
 }
 
-void Pusher::mark() {
-  check(cudaEventRecord(pushed_, stream_), "cudaEventRecord", context_.ordinal);
-  marked_ = true;
-  marked_in_ = capture_of(stream_, context_.ordinal);
+void Pusher::raise(const Board::Word& word) {
+  check(cudaEventRecord(copied_, copies_), "cudaEventRecord", context_.ordinal);
+  check(driver().cuStreamWaitEvent(flags_, copied_, 0), "cuStreamWaitEvent", context_.ordinal);
+  reset_then_raise(flags_, {}, std::array{&word}, context_.ordinal);
+}
+
+void Pusher::finish(std::span<const Board::Word* const> words) {
+  finished();
+  reset_then_raise(copies_, {}, words, context_.ordinal);
+}
+
+void Pusher::finished() {
+  check(cudaEventRecord(finished_, copies_), "cudaEventRecord", context_.ordinal);
+  finished_any_ = true;
+  finished_in_ = capture_of(copies_, context_.ordinal);
 }
 
 void Pusher::join(cudaStream_t stream) const {
-  if (!marked_ || capture_of(stream, context_.ordinal) != marked_in_) return;
-  check(driver().cuStreamWaitEvent(stream, pushed_, 0), "cuStreamWaitEvent", context_.ordinal);
+  if (!finished_any_ || capture_of(stream, context_.ordinal) != finished_in_) return;
+  check(driver().cuStreamWaitEvent(stream, finished_, 0), "cuStreamWaitEvent", context_.ordinal);
+  if (finished_in_ == 0) return;
+  for (const cudaStream_t of_graph : {copies_, flags_}) {
+    if (capture_of(of_graph, context_.ordinal) != finished_in_) continue;
+    check(cudaEventRecord(end_, of_graph), "cudaEventRecord", context_.ordinal);
+    check(driver().cuStreamWaitEvent(stream, end_, 0), "cuStreamWaitEvent", context_.ordinal);
+  }
 }
 
-bool Pusher::idle() const { return detail::cuda::ready(cudaStreamQuery(stream_), "cudaStreamQuery", context_.ordinal); }
+bool Pusher::idle() const {
+  return detail::cuda::ready(cudaStreamQuery(copies_), "cudaStreamQuery", context_.ordinal) &&
+         detail::cuda::ready(cudaStreamQuery(flags_), "cudaStreamQuery", context_.ordinal);
+}
 
 void wait_raised(cudaStream_t stream, const Board::Word& word, int ordinal) {
   check(driver().cuStreamWaitValue32(stream, address_of(word), 1, CU_STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue32",

@@ -4,21 +4,11 @@
 #include <cstring>
 #include <random>
 
-#include "transports/common/plugin.hpp"
+#include "transports/common/table.hpp"
 #include "transports/loopback/group.hpp"
-
-struct tandem_transport_context {
-  tandem::plugin::Host host;
-  std::shared_ptr<tandem::loopback::Group> group;
-  int rank;
-  int size;
-  std::vector<bool> reachable;  // empty until connect
-};
 
 namespace tandem::loopback {
 namespace {
-
-using Context = tandem_transport_context;
 
 /// What tells this process from every other, forked children included.
 struct Address {
@@ -27,104 +17,84 @@ struct Address {
   std::int64_t process;
 };
 
-Address own_address() {
+std::string own_address() {
   static const std::uint64_t cookie = (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
-  return {{'t', 'a', 'n', 'd', 'e', 'm', 'l', 'b'}, cookie, getpid()};
+  const Address own{{'t', 'a', 'n', 'd', 'e', 'm', 'l', 'b'}, cookie, getpid()};
+  return {reinterpret_cast<const char*>(&own), sizeof(own)};
 }
 
-tandem_status open(const tandem_host_services* services, const tandem_open_params* params, Context** out) {
-  const plugin::Host host(services);
-  return plugin::guarded(host, "loopback", [&] {
-    plugin::check_open_params(*params);
+/// A member of a group, and whom of it this one can reach.
+class Member {
+ public:
+  Member(const GroupId& id, int rank, int size, const Options& options, const plugin::Host& host)
+      : host_(host), group_(Group::join(id, size, rank, options, host)), rank_(rank), size_(size) {}
+  ~Member() {
+    plugin::guarded(host_, "loopback", [&] {
+      group_->leave(rank_);
+      return tandem_status{TANDEM_OK};
+    });
+  }
+  Member(const Member&) = delete;
+  Member& operator=(const Member&) = delete;
+
+  const plugin::Host& host() const { return host_; }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  std::string address() const { return own_address(); }
+
+  void connect(const std::vector<std::string_view>& addresses) {
+    const std::string own = own_address();
+    for (const std::string_view address : addresses) {
+      if (address != own)
+        host_.log(TANDEM_LOG_ERROR, "loopback: rank {} is not in the process of rank {}", reachable_.size(), rank_);
+      reachable_.push_back(address == own);
+    }
+  }
+
+  tandem_status connect_test(int peer) const {
+    if (reachable_.empty()) return TANDEM_IN_PROGRESS;
+    if (!reachable_[static_cast<std::size_t>(peer)]) return plugin::status(ErrorCode::transport);
+    return group_->test_peer(peer);
+  }
+
+  void post(const std::vector<tandem_transfer>& transfers, tandem_completion_fn on_complete, void* user) {
+    group_->post(rank_, transfers, on_complete, user);
+  }
+
+  void abort(const std::string& reason) { group_->abort(rank_, reason); }
+
+ private:
+  const plugin::Host host_;
+  const std::shared_ptr<Group> group_;
+  const int rank_;
+  const int size_;
+  std::vector<bool> reachable_;  // empty until connect
+};
+
+struct Transport {
+  using Context = Member;
+  static constexpr std::uint32_t capabilities = 0;
+  static constexpr const char* name = "loopback";
+  static constexpr const char* description = "ranks that are threads of one process; with delays and gates, for tests";
+  static constexpr const char* option_help =
+      "delay_us: each transfer waits a random time up to this many microseconds before it moves (0)\n"
+      "seed: of the delays; the same seed gives the same delays (0)\n";
+
+  static std::unique_ptr<Context> open(const tandem_open_params& params, const plugin::Host& host) {
     Options options;
     constexpr std::uint64_t one_minute = 60'000'000;
     plugin::parse_options(
-        *params, {{"delay_us", [&](auto& v) { options.delay_us = plugin::parse_number("delay_us", v, 0, one_minute); }},
-                  {"seed", [&](auto& v) { options.seed = plugin::parse_number("seed", v, 0, UINT64_MAX); }}});
+        params, {{"delay_us", [&](auto& v) { options.delay_us = plugin::parse_number("delay_us", v, 0, one_minute); }},
+                 {"seed", [&](auto& v) { options.seed = plugin::parse_number("seed", v, 0, UINT64_MAX); }}});
     GroupId id;
-    std::memcpy(id.data(), params->group, id.size());
-    auto context = std::make_unique<Context>(Context{host, nullptr, params->rank, params->size, {}});
-    context->group = Group::join(id, params->size, params->rank, options, host);
-    *out = context.release();
-    return TANDEM_OK;
-  });
-}
-
-tandem_status address(Context*, void* out, std::uint64_t* bytes) {
-  const auto own = own_address();
-  const auto capacity = std::exchange(*bytes, sizeof(own));
-  if (capacity < sizeof(own)) return plugin::status(ErrorCode::out_of_memory);
-  std::memcpy(out, &own, sizeof(own));
-  return TANDEM_OK;
-}
-
-tandem_status connect(Context* context, const void* const* addresses, const std::uint64_t* address_bytes) {
-  return plugin::guarded(context->host, "loopback", [&] {
-    const auto own = own_address();
-    for (int p = 0; p < context->size; ++p) {
-      const auto i = static_cast<std::size_t>(p);
-      const bool same = address_bytes[i] == sizeof(own) && std::memcmp(addresses[i], &own, sizeof(own)) == 0;
-      if (!same)
-        context->host.log(TANDEM_LOG_ERROR, "loopback: rank {} is not in the process of rank {}", p, context->rank);
-      context->reachable.push_back(same);
-    }
-    return TANDEM_OK;
-  });
-}
-
-tandem_status connect_test(Context* context, std::int32_t peer) {
-  if (context->reachable.empty()) return TANDEM_IN_PROGRESS;
-  if (!context->reachable[static_cast<std::size_t>(peer)]) return plugin::status(ErrorCode::transport);
-  return context->group->test_peer(peer);
-}
-
-tandem_status post(Context* context, const tandem_post_params* params) {
-  return plugin::guarded(context->host, "loopback", [&] {
-    context->group->post(context->rank, plugin::read_transfers(*params, context->rank, context->size),
-                         params->on_complete, params->user);
-    return TANDEM_OK;
-  });
-}
-
-void abort(Context* context, const char* reason) {
-  plugin::guarded(context->host, "loopback", [&] {
-    context->group->abort(context->rank, reason ? reason : "aborted");
-    return TANDEM_OK;
-  });
-}
-
-void close(Context* context) {
-  plugin::guarded(context->host, "loopback", [&] {
-    context->group->leave(context->rank);
-    return TANDEM_OK;
-  });
-  delete context;
-}
-
-// The struct may grow at its end: what is not named here stays zero.
-constexpr tandem_transport table = [] {
-  tandem_transport t{};
-  t.struct_size = sizeof(tandem_transport);
-  t.abi = TANDEM_TRANSPORT_ABI;
-  t.capabilities = 0;
-  t.name = "loopback";
-  t.description = "ranks that are threads of one process; with delays and gates, for tests";
-  t.option_help =
-      "delay_us: each transfer waits a random time up to this many microseconds before it moves (0)\n"
-      "seed: of the delays; the same seed gives the same delays (0)\n";
-  t.max_message = UINT64_MAX;
-  t.open = open;
-  t.address = address;
-  t.connect = connect;
-  t.connect_test = connect_test;
-  t.post = post;
-  t.progress = nullptr;
-  t.abort = abort;
-  t.close = close;
-  return t;
-}();
+    std::memcpy(id.data(), params.group, id.size());
+    return std::make_unique<Context>(id, params.rank, params.size, options, host);
+  }
+};
 
 }  // namespace
 }  // namespace tandem::loopback
 
-extern "C" const tandem_transport* tandem_transport_query_v0_loopback(void) { return &tandem::loopback::table; }
+extern "C" const tandem_transport* tandem_transport_query_v0_loopback(void) {
+  return &tandem::plugin::TransportTable<tandem::loopback::Transport>::table;
+}

@@ -45,7 +45,7 @@ class SignalsBlocked {
 Context::Context(const Membership& self, const Options& options, const plugin::Host& host)
     : self_(self), host_(host), work_(io_.get_executor()) {
   for (int p = 0; p < self.size; ++p)
-    peers_.push_back(std::make_unique<Peer>(self.rank, p, options.segment_bytes, host_));
+    peers_.push_back(std::make_unique<Peer>(self.rank, p, options.segment_bytes, options.repeat, host_));
   const bool narrowed = !options.interface.empty();
   const auto bound = narrowed ? detail::local_address_for(options.interface) : std::string();
   listener_.emplace(
@@ -68,7 +68,7 @@ void Context::run() {
       return;
     } catch (const std::exception& e) {
       host_.log(TANDEM_LOG_ERROR, "tcp: the progress thread of rank {} failed: {}", self_.rank, e.what());
-      abort(ErrorCode::internal, e.what());
+      end_with(ErrorCode::internal, e.what());
     }
   }
 }
@@ -134,7 +134,7 @@ void Context::post(const std::vector<tandem_transfer>& transfers, tandem_complet
   if (wake) boost::asio::post(io_, [this] { empty_inbox(); });
 }
 
-void Context::abort(ErrorCode code, const std::string& reason) {
+void Context::end_with(ErrorCode code, const std::string& reason) {
   {
     const std::lock_guard lock(mutex_);
     if (!end_) end_ = End{code, reason};
@@ -177,7 +177,7 @@ Context::~Context() {
     const std::lock_guard lock(mutex_);
     aborted = end_.has_value();
   }
-  abort(ErrorCode::aborted, "the transport was closed");
+  abort("the transport was closed");
   work_.reset();
   boost::asio::post(io_, [this] { io_.stop(); });
   thread_.join();

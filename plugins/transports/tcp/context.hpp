@@ -25,6 +25,7 @@ struct Options {
   std::string interface;     // "" is all
   bool unix_sockets = true;  // between processes of one host
   std::uint64_t segment_bytes = 1U << 20;
+  std::uint64_t repeat = 1;  // how often every segment travels
   std::uint64_t socket_buffer_bytes = 0;
 };
 
@@ -44,7 +45,7 @@ class Context {
   void connect(const std::vector<std::string_view>& addresses);
   tandem_status connect_test(int peer) const { return peers_[static_cast<std::size_t>(peer)]->status(); }
   void post(const std::vector<tandem_transfer>& transfers, tandem_completion_fn on_complete, void* user);
-  void abort(ErrorCode code, const std::string& reason);
+  void abort(const std::string& reason) { end_with(ErrorCode::aborted, reason); }
 
  private:
   struct End {
@@ -52,6 +53,7 @@ class Context {
     std::string reason;
   };
 
+  void end_with(ErrorCode code, const std::string& reason);
   void run();
   void progress();
   bool work_where(bool (Peer::*is_so)() const);

@@ -72,10 +72,14 @@ void Peer::queue_segments() {
     const auto serial = first->first;
     Send& send = first->second;
     const auto bytes = std::min(segment_bytes_, send.operation.bytes - send.queued);
-    const bool last = send.queued + bytes == send.operation.bytes;
+    const bool again = ++send.copies < repeat_;
+    const bool last = !again && send.queued + bytes == send.operation.bytes;
     const char* const segment = send.operation.buffer + send.queued;
     const Frame header{Frame::data, 0, send.id, send.operation.tag, bytes};
-    send.queued += bytes;
+    if (!again) {
+      send.queued += bytes;
+      send.copies = 0;
+    }
     if (last) {
       leaving_.emplace(serial, send.operation);
       sending_.erase(first);
@@ -105,6 +109,8 @@ char* Peer::destination(const Frame& frame) {
 
 void Peer::data_arrived(std::uint64_t id, std::uint64_t bytes) {
   const auto receive = receives_.find(id);
+  if (++receive->second.copies < repeat_) return;
+  receive->second.copies = 0;
   receive->second.arrived += bytes;
   if (receive->second.arrived < receive->second.operation.bytes) return;
   const auto done = receives_.extract(receive);

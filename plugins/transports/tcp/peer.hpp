@@ -19,8 +19,9 @@ namespace tandem::tcp {
 /// progress thread only, apart from status().
 class Peer final : public StreamOwner {
  public:
-  Peer(int rank, int peer, std::uint64_t segment_bytes, const plugin::Host& host)
-      : rank_(rank), peer_(peer), segment_bytes_(segment_bytes), host_(host) {}
+  /// `repeat`: how often every segment travels, the same on all ranks.
+  Peer(int rank, int peer, std::uint64_t segment_bytes, std::uint64_t repeat, const plugin::Host& host)
+      : rank_(rank), peer_(peer), segment_bytes_(segment_bytes), repeat_(repeat), host_(host) {}
 
   /// TANDEM_IN_PROGRESS until connected, then ok, then peer_failed. From any thread.
   tandem_status status() const { return status_; }
@@ -47,11 +48,13 @@ class Peer final : public StreamOwner {
   struct Receive {
     Operation operation;
     std::uint64_t arrived = 0;
+    std::uint64_t copies = 0;  // of the segment that is next
   };
   struct Send {
     Operation operation;
     std::uint64_t id = 0;      // the peer's name for it
     std::uint64_t queued = 0;  // bytes handed to the stream
+    std::uint64_t copies = 0;  // of the segment that is next
   };
   struct Ready {
     std::uint64_t id;
@@ -69,6 +72,7 @@ class Peer final : public StreamOwner {
   const int rank_;
   const int peer_;
   const std::uint64_t segment_bytes_;
+  const std::uint64_t repeat_;
   const plugin::Host& host_;
   std::atomic<tandem_status> status_{TANDEM_IN_PROGRESS};
   std::shared_ptr<Stream> stream_;

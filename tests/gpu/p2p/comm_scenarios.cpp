@@ -81,9 +81,9 @@ float share(int rank, std::int64_t position, std::int64_t column, std::uint64_t 
 template <class T>
 class Pinned {
  public:
-  explicit Pinned(std::int64_t count) : bytes_(static_cast<std::size_t>(std::max<std::int64_t>(count, 1)) * sizeof(T)) {
+  explicit Pinned(std::int64_t count) : bytes_(static_cast<std::size_t>(count) * sizeof(T)) {
     void* memory = nullptr;
-    check(cudaMallocHost(&memory, bytes_), "cudaMallocHost");
+    check(cudaMallocHost(&memory, std::max(bytes_, sizeof(T))), "cudaMallocHost");
     data_ = static_cast<T*>(memory);
   }
   ~Pinned() { static_cast<void>(cudaFreeHost(data_)); }
@@ -268,6 +268,7 @@ void captured(const Arguments& a) {
   check(cudaGraphDestroy(graph), "cudaGraphDestroy");
   fmt::print("{} operations\n", op);
   comm.barrier(soon());
+  comm.finalize(soon());
 }
 
 void comm_death(const Arguments& a) {

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <random>
 #include <string>
 
@@ -79,20 +78,5 @@ TEST_F(CudaP2p, AbortReleasesEveryStuckWait) {
 }  // namespace tandem::testing_p2p
 
 int main(int argc, char** argv) {
-  using tandem::testing_p2p::Arguments;
-  if (argc >= 6 && std::string(argv[1]) == "worker") {
-    Arguments a;
-    a.rank = std::atoi(argv[2]);
-    a.size = std::atoi(argv[3]);
-    a.meeting_point = argv[4];
-    a.scenario = argv[5];
-    for (int i = 6; i < argc; ++i) {
-      const std::string word = argv[i];
-      const auto equals = word.find('=');
-      a.numbers[word.substr(0, equals)] = std::atol(word.c_str() + equals + 1);
-    }
-    return tandem::testing_p2p::run_scenario(a);
-  }
-  ::testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
+  return tandem::testing_p2p::world_main(argc, argv, tandem::testing_p2p::run_scenario);
 }

@@ -129,4 +129,23 @@ class World : public ::testing::Test {
   int runs_ = 0;
 };
 
+/// The main() of a program with such tests: `scenario` runs one rank, and returns its exit status.
+inline int world_main(int argc, char** argv, int (*scenario)(const Arguments&)) {
+  if (argc >= 6 && std::string(argv[1]) == "worker") {
+    Arguments a;
+    a.rank = std::atoi(argv[2]);
+    a.size = std::atoi(argv[3]);
+    a.meeting_point = argv[4];
+    a.scenario = argv[5];
+    for (int i = 6; i < argc; ++i) {
+      const std::string word = argv[i];
+      const auto equals = word.find('=');
+      a.numbers[word.substr(0, equals)] = std::atol(word.c_str() + equals + 1);
+    }
+    return scenario(a);
+  }
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
+
 }  // namespace tandem::testing_p2p

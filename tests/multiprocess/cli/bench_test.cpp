@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -53,9 +54,47 @@ TEST(Bench, TableAndValuesSeparatedByCommas) {
   ASSERT_EQ(csv.code, 0) << csv.err;
   std::istringstream lines(csv.out);
   int count = 0;
-  for (std::string line; std::getline(lines, line); ++count) EXPECT_EQ(std::count(line.begin(), line.end(), ','), 10);
+  for (std::string line; std::getline(lines, line); ++count) EXPECT_EQ(std::count(line.begin(), line.end(), ','), 13);
   EXPECT_EQ(count, 3);
   EXPECT_THAT(csv.out, HasSubstr("N/A"));
+}
+
+TEST(Bench, WritesTheJsonToAFileAsWell) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("out.json");
+  const Ended e = run_tandem({"bench", "gather", "-b", "64K", "-e", "64K", "-n", "3", "-J", path});
+  ASSERT_EQ(e.code, 0) << e.err;
+  EXPECT_THAT(e.out, HasSubstr("# Avg bus bandwidth"));
+  std::ifstream file(path);
+  const json out = json::parse(file);
+  EXPECT_THAT(out["command"].get<std::string>(), HasSubstr("bench gather -b 64K -e 64K -n 3 -J"));
+  EXPECT_EQ(out["results"].size(), 1U);
+  EXPECT_EQ(out["results"][0]["iterations"], 3);
+  EXPECT_EQ(out["ok"], true);
+  EXPECT_EQ(folder.files(), std::vector<std::string>{"out.json"});
+}
+
+TEST(Bench, ASlowLinkBringsTheSameData) {
+  for (const std::string operation : {"gather", "reduce", "exchange"}) {
+    const Ended e = run_tandem({"bench", operation, "--ranks", "3", "--slow-link", "3", "-b", "3M", "-e", "3M", "-n",
+                                "2", "-w", "1", "--json"});
+    ASSERT_EQ(e.code, 0) << e.err;
+    const json out = json::parse(e.out);
+    EXPECT_EQ(out["slow_link"], 3);
+    EXPECT_EQ(out["results"][0]["wrong"], 0);
+  }
+}
+
+// Forty times the bytes: even where other work disturbs the clock they take more than four times as long.
+TEST(Bench, ASlowLinkIsSlower) {
+  const auto median = [](const std::string& times) {
+    const Ended e = run_tandem(
+        {"bench", "exchange", "--slow-link", times, "-b", "4M", "-e", "4M", "-n", "5", "-w", "1", "-c", "0", "--json"});
+    EXPECT_EQ(e.code, 0) << e.err;
+    return e.code == 0 ? json::parse(e.out)["results"][0]["median_us"].get<double>() : 0;
+  };
+  const double once = median("1");
+  EXPECT_GT(median("40"), 4 * once);
 }
 
 TEST(Bench, WrongUseIsRefused) {
@@ -67,6 +106,11 @@ TEST(Bench, WrongUseIsRefused) {
       {{"gather", "-f", "1"}, "--stepfactor: 1 is too small"},
       {{"gather", "-n", "0"}, "--iters: 0 is too small"},
       {{"gather", "--transport", "pigeon"}, "--transport: 'pigeon' is unknown"},
+      {{"gather", "--versus", "nccl"}, "--versus: only with --device cuda"},
+      {{"gather", "--beside", "gemm:2"}, "--beside: only with --device cuda"},
+      {{"gather", "-G", "3"}, "--cudagraph: only with --device cuda"},
+      {{"gather", "--transport", "loopback", "--slow-link", "2"}, "--slow-link: transport loopback"},
+      {{"gather", "-J", "/no/such/folder/x"}, "--output_file: cannot write '/no/such/folder/x'"},
       {{"gather", "--json", "--csv"}, "--csv: not together with --json"},
       {{}, "OPERATION"}};
   for (const auto& [arguments, says] : cases) {

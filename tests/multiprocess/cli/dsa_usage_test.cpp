@@ -2,9 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <nlohmann/json.hpp>
-
 #include "run_command.hpp"
 #include "tandem/device.hpp"
 
@@ -96,30 +93,6 @@ TEST(DsaUsageUnderALauncher, WantsTheWholeEnvironment) {
   EXPECT_THAT(run_tandem({"dsa"}, {store, "RANK=0"}).err, HasSubstr("WORLD_SIZE is not"));
   EXPECT_THAT(run_tandem({"dsa"}, {store, "RANK=2", "WORLD_SIZE=2"}).err, HasSubstr("RANK is 2, but WORLD_SIZE is 2"));
   EXPECT_THAT(run_tandem({"dsa"}, {store, "RANK=x", "WORLD_SIZE=2"}).err, HasSubstr("RANK is 'x'"));
-}
-
-TEST(Info, JsonAndTextTellTheSame) {
-  const Ended e = run_tandem({"info", "--json"});
-  ASSERT_EQ(e.code, 0) << e.err;
-  const nlohmann::json info = nlohmann::json::parse(e.out);
-  const Ended text = run_tandem({"info"});
-  ASSERT_EQ(text.code, 0);
-  std::vector<std::string> names;
-  for (const auto& t : info["transports"]) names.push_back(t["name"]);
-  EXPECT_THAT(names, ::testing::IsSupersetOf({"tcp", "loopback"}));
-  EXPECT_EQ(info["kernels"][0]["name"], "cpu");
-  // Either there, or there is a reason.
-  names.clear();
-  for (const auto& k : info["kernels"]) names.push_back(k["name"]);
-  for (const auto& m : info["unavailable"]) names.push_back(m["name"]);
-  EXPECT_EQ(std::count(names.begin(), names.end(), "cuda.generic") +
-                std::count(names.begin(), names.end(), "cuda.generic kernels"),
-            1);
-  for (const std::string& part : {std::string("TANDEM_LOG"), std::string("not built into this version"),
-                                  info["version"].get<std::string>(), std::string("127.0.0.1")}) {
-    EXPECT_THAT(text.out, HasSubstr(part));
-    EXPECT_THAT(e.out, HasSubstr(part));
-  }
 }
 
 }  // namespace

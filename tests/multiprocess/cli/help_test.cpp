@@ -42,7 +42,8 @@ TEST_P(Help, ExamplesRunAsTheyAre) {
 }
 INSTANTIATE_TEST_SUITE_P(All, Help,
                          ::testing::Values(std::vector<std::string>{}, std::vector<std::string>{"launch"},
-                                           std::vector<std::string>{"dsa"}, std::vector<std::string>{"info"}));
+                                           std::vector<std::string>{"dsa"}, std::vector<std::string>{"bench"},
+                                           std::vector<std::string>{"info"}));
 
 TEST(Help, NamesEveryOptionOfDsa) {
   const Ended help = run_tandem({"dsa", "--help"});

@@ -45,6 +45,7 @@ TEST_F(EnvTest, EveryVariableReachesItsField) {
   set("TANDEM_STORE", "::1:4000/abcd");
   set("TANDEM_INTERFACE", "eth0");
   set("TANDEM_TRANSPORT", "tcp");
+  set("TANDEM_NCCL_LIBRARY", "/opt/nccl/libnccl.so.2");
   set("RANK", "0");
   set("WORLD_SIZE", "8");
   set("LOCAL_WORLD_SIZE", "4");
@@ -57,6 +58,7 @@ TEST_F(EnvTest, EveryVariableReachesItsField) {
   EXPECT_EQ(env.store, "::1:4000/abcd");
   EXPECT_EQ(env.interface, "eth0");
   EXPECT_EQ(env.transport, "tcp");
+  EXPECT_EQ(env.nccl_library, "/opt/nccl/libnccl.so.2");
   EXPECT_EQ(env.rank, 0);
   EXPECT_EQ(env.world_size, 8);
   EXPECT_EQ(env.local_world_size, 4);
@@ -106,7 +108,7 @@ TEST_F(EnvTest, LogLevelCanBeReadWhenAnotherVariableIsWrong) {
 TEST_F(EnvTest, TableShowsWhatIsSet) {
   set("WORLD_SIZE", "not even a number");
   const std::vector<Env::Row> rows = Env::table();
-  EXPECT_EQ(rows.size(), 11U);
+  EXPECT_EQ(rows.size(), 12U);
   for (const Env::Row& row : rows) {
     EXPECT_EQ(row.value, row.name == "WORLD_SIZE" ? "not even a number" : "") << row.name;
     EXPECT_FALSE(row.meaning.empty()) << row.name;

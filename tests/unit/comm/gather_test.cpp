@@ -163,6 +163,43 @@ TEST_P(Gather, LandsInTheCallersMemoryAndTakesStridedSources) {
   });
 }
 
+// Packed documents under few runs: some transfers are packed, and own rows lie in many pieces.
+TEST_P(Gather, TakesRowsFromWhereTheyLand) {
+  auto rng = testing::test_rng(4);
+  for (int round = 0; round < 6; ++round) {
+    const int ranks = 1 + round % 4;
+    const Batch batch = testing::random_batch(rng);
+    run_cluster(cluster(ranks), [&](Communicator& comm) {
+      const Plan plan = batch.plan(comm.rank(), ranks);
+      const Prepared prepared = comm.prepare(plan, spec());
+      const Stream stream = comm.device().create_stream();
+      const std::size_t bytes = static_cast<std::size_t>(plan.landed_rows() * wide) * sizeof(float);
+      const Tensor kept = Tensor::view(comm.allocate(bytes), 0, DType::f32, {plan.landed_rows(), wide});
+      for (int op = 0; op < 3; ++op) {
+        // One field in the slot, the other where the caller keeps it.
+        const Tensor index_k = prepared.landed(op % Prepared::slots, "index_k");
+        const auto write = [&](const Tensor& to, auto value) {
+          poison(to);
+          for (std::int64_t i = 0; i < plan.rows(); ++i) {
+            const std::int64_t p = plan.layout().global_position(plan.rank(), i);
+            if (p < 0 || plan.to_landed(p) < 0) continue;  // a pad
+            for (std::int64_t c = 0; c < to.size(1); ++c)
+              to.data_as<float>()[plan.to_landed(p) * to.size(1) + c] = value(p, c);
+          }
+        };
+        write(index_k, [&](std::int64_t p, std::int64_t) { return value_of(p, 7, op); });
+        write(kept, [&](std::int64_t p, std::int64_t c) { return value_of(p, c, op); });
+        const std::vector<GatherField> fields{{"index_k", {}, {}, true}, {"kv", {}, kept, true}};
+        const Work work = comm.gather(plan, fields, stream);
+        work.wait(stream);
+        stream.synchronize(soon());
+        EXPECT_EQ(work.landed("index_k").data(), index_k.data());
+        expect_landed(plan, index_k, kept, op);
+      }
+    });
+  }
+}
+
 TEST_P(Gather, RecordsASpanForEveryTransferAndWait) {
   const Batch batch{{0, 64}, {}, Partition::contiguous, {8, 2, 8, 16}};
   ClusterOptions options = cluster(4);
@@ -227,6 +264,7 @@ TEST(GatherUsage, RejectsWhatDoesNotFit) {
     EXPECT_EQ(code({{"kv", s.index_k, {}}}), ErrorCode::invalid_argument) << "wrong shape";
     EXPECT_EQ(code({{"kv", s.kv.rows(0, 1), {}}}), ErrorCode::invalid_argument) << "too few rows";
     EXPECT_EQ(code({{"kv", {}, {}}}), ErrorCode::invalid_argument) << "no tensor";
+    EXPECT_EQ(code({{"kv", s.kv, {}, true}}), ErrorCode::invalid_argument) << "in place, with a source";
     EXPECT_EQ(code({{"kv", s.kv, s.index_k}}), ErrorCode::invalid_argument) << "destination of another shape";
     EXPECT_EQ(code(good), ErrorCode::ok);
     const Work work = comm.gather(plan, good, stream);

@@ -3,11 +3,13 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "job.hpp"
+#include "tandem/device.hpp"
+#include "tandem/job.hpp"
 
 namespace tandem::cli {
 
@@ -15,7 +17,8 @@ namespace tandem::cli {
 struct BenchArguments {
   std::string operation;
   std::optional<std::string> ranks, transport, device, min_bytes, max_bytes, step_factor, iterations, warmup, check,
-      chunk_tokens, timeout;
+      graph_launches, chunk_tokens, versus, beside, slow_link, output_file, timeout;
+  std::vector<std::string> transport_options;  ///< KEY=VALUE
   bool json = false;
   bool csv = false;
 };
@@ -33,7 +36,13 @@ struct BenchJob {
   int iterations = 20;
   int warmup = 5;
   bool check = true;
+  int graph_launches = 0;         ///< 0: no graphs; else `iterations` operations are captured and launched so often
   std::int64_t chunk_tokens = 0;  ///< 0: an eighth of a shard, at most 1024
+  bool versus_nccl = false;
+  int gemms = 0;  ///< GEMMs of the sequence beside the operation; 0: none
+  std::map<std::string, std::string> transport_options;
+  int slow_link = 1;
+  std::string output_file;  ///< gets the JSON as well; or ""
   std::chrono::milliseconds timeout{60000};
   bool json = false;
   bool csv = false;
@@ -44,7 +53,7 @@ std::string to_string(BenchOperation operation);
 /// "4K", "1.5M", "2G" or plain bytes. Throws UsageError.
 std::uint64_t parse_bytes(std::string_view option, std::string_view text);
 
-/// Throws UsageError.
+/// Throws UsageError. Tries whether the output file can be written.
 BenchJob make_bench_job(const BenchArguments& arguments, const std::optional<LaunchedRank>& launched);
 
 }  // namespace tandem::cli

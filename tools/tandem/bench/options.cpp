@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bench_options.hpp"
+#include "tandem/bench/options.hpp"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,8 @@
 #include <cmath>
 
 #include "comm/plugin_host.hpp"
-#include "usage.hpp"
+#include "tandem/files.hpp"
+#include "tandem/usage.hpp"
 
 namespace tandem::cli {
 namespace {
@@ -28,6 +29,53 @@ std::vector<std::uint64_t> sizes_of(const BenchArguments& a) {
   std::vector<std::uint64_t> sizes;
   for (std::uint64_t size = first; size <= last; size *= factor) sizes.push_back(size);
   return sizes;
+}
+
+void choose_transport(const BenchArguments& a, BenchJob& job) {
+  job.transport = a.transport.value_or(job.device == DeviceKind::cuda ? "cuda_p2p" : "tcp");
+  job.transport_chosen = a.transport.has_value();
+  std::vector<std::string> names;
+  for (const tandem_transport* t : detail::static_transports()) names.emplace_back(t->name);
+  const tandem_transport* const transport =
+      detail::static_transports()[parse_choice("--transport", job.transport, names)];
+  for (const std::string& option : a.transport_options) {
+    const std::size_t equals = option.find('=');
+    if (equals == 0 || equals == std::string::npos)
+      throw UsageError(fmt::format("--option: '{}' is not KEY=VALUE; tandem info lists the keys", option));
+    job.transport_options[option.substr(0, equals)] = option.substr(equals + 1);
+  }
+  job.slow_link = integer(a.slow_link, "--slow-link", 1, 1, 1000);
+  const std::string_view help = transport->option_help;
+  if (job.slow_link > 1 && help.find("repeat:") == std::string_view::npos) {
+    throw UsageError(fmt::format("--slow-link: transport {} cannot send its bytes more than once; tcp and cuda_p2p can",
+                                 job.transport));
+  }
+}
+
+// "gemm" or "gemm:n".
+int parse_beside(std::string_view text) {
+  const std::size_t colon = text.find(':');
+  parse_choice("--beside", text.substr(0, colon), {"gemm"});
+  if (colon == std::string_view::npos) return 4;
+  return static_cast<int>(parse_integer("--beside", text.substr(colon + 1), 1, 1000));
+}
+
+void choose_comparisons(const BenchArguments& a, BenchJob& job) {
+  const auto needs_gpu = [&](const char* option) {
+    if (job.device != DeviceKind::cuda) throw UsageError(fmt::format("{}: only with --device cuda", option));
+  };
+  if (a.graph_launches) needs_gpu("--cudagraph");
+  job.graph_launches = integer(a.graph_launches, "--cudagraph", 0, 0, 1'000'000);
+  if (a.beside) {
+    needs_gpu("--beside");
+    job.gemms = parse_beside(*a.beside);
+  }
+  if (!a.versus) return;
+  needs_gpu("--versus");
+  parse_choice("--versus", *a.versus, {"nccl"});
+  if (job.operation == BenchOperation::exchange)
+    throw UsageError("--versus: nccl has no counterpart of an exchange; use gather or reduce");
+  job.versus_nccl = true;
 }
 
 }  // namespace
@@ -65,11 +113,8 @@ BenchJob make_bench_job(const BenchArguments& a, const std::optional<LaunchedRan
   if (launched && job.ranks != launched->size)
     throw UsageError(fmt::format("--ranks: {} given, the launcher started {}", job.ranks, launched->size));
   if (a.device && parse_choice("--device", *a.device, {"host", "cuda"}) == 1) job.device = DeviceKind::cuda;
-  job.transport = a.transport.value_or(job.device == DeviceKind::cuda ? "cuda_p2p" : "tcp");
-  job.transport_chosen = a.transport.has_value();
-  std::vector<std::string> transports;
-  for (const tandem_transport* t : detail::static_transports()) transports.emplace_back(t->name);
-  parse_choice("--transport", job.transport, transports);
+  choose_transport(a, job);
+  choose_comparisons(a, job);
   job.sizes = sizes_of(a);
   job.iterations = integer(a.iterations, "--iters", 20, 1, 1'000'000);
   job.warmup = integer(a.warmup, "--warmup_iters", 5, 0, 1'000'000);
@@ -79,6 +124,10 @@ BenchJob make_bench_job(const BenchArguments& a, const std::optional<LaunchedRan
   job.json = a.json;
   job.csv = a.csv;
   if (job.json && job.csv) throw UsageError("--csv: not together with --json");
+  if (a.output_file) {
+    job.output_file = *a.output_file;
+    if (!launched || launched->rank == 0) test_writable("--output_file", job.output_file);
+  }
   return job;
 }
 
