@@ -9,6 +9,7 @@
 #include "base/env.hpp"
 #include "bootstrap/rendezvous.hpp"
 #include "comm/communicator_impl.hpp"
+#include "comm/open_endpoint.hpp"
 #include "comm/plugin_host.hpp"
 #include "comm/reduce.hpp"
 #include "comm/routes.hpp"
@@ -38,7 +39,7 @@ std::string default_transports(bool on_gpu) {
   const auto there = detail::static_transports();
   const bool nccl =
       std::any_of(there.begin(), there.end(), [](const tandem_transport* t) { return t->name == std::string("nccl"); });
-  return nccl ? "cuda_p2p,nccl" : "cuda_p2p";
+  return nccl ? "cuda_p2p,nccl,tcp" : "cuda_p2p,tcp";
 }
 
 }  // namespace
@@ -66,11 +67,7 @@ Communicator Communicator::create(const CommunicatorOptions& given) {
   if (chosen) options.transport = env.transport.value_or(default_transports(on_gpu));
   // Before anybody is met.
   for (const std::string& name : detail::split_names(options.transport)) {
-    const tandem_transport& transport = detail::find_transport(name);
-    if (on_gpu && (transport.capabilities & TANDEM_CAP_DEVICE_MEMORY) == 0) {
-      throw Error(ErrorCode::unsupported,
-                  fmt::format("transport {} cannot move memory of {}", name, options.device.describe()), options.rank);
-    }
+    detail::choose_transport(name, options.device);
     if (name == "tcp" && env.interface) options.transport_options.try_emplace("tcp.interface", *env.interface);
   }
   detail::Group group;

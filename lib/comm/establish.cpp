@@ -12,7 +12,7 @@
 #include "base/thread.hpp"
 #include "bootstrap/addresses.hpp"
 #include "comm/communicator_impl.hpp"
-#include "comm/plugin_host.hpp"
+#include "comm/open_endpoint.hpp"
 #include "comm/routed_endpoint.hpp"
 #include "tandem/version.hpp"
 
@@ -131,25 +131,6 @@ std::int64_t clock_offset(Endpoint& endpoint, int rank, int other, Deadline dead
   return offset;
 }
 
-namespace {
-
-// "tcp.interface" is for tcp alone, "interface" for all.
-std::map<std::string, std::string> options_of(const std::map<std::string, std::string>& all,
-                                              const std::string& transport) {
-  std::map<std::string, std::string> its;
-  for (const auto& [key, value] : all) {
-    const std::size_t dot = key.find('.');
-    if (dot == std::string::npos) {
-      its[key] = value;
-    } else if (key.substr(0, dot) == transport) {
-      its[key.substr(dot + 1)] = value;
-    }
-  }
-  return its;
-}
-
-}  // namespace
-
 void CommunicatorImpl::join() {
   try {
     establish();
@@ -179,7 +160,7 @@ void CommunicatorImpl::establish() {
   GroupId group{};
   std::copy_n(group_bytes.begin(), std::min(group_bytes.size(), group.size()), group.begin());
 
-  const Hello mine{version(), options_.transport, host_identity()};
+  const Hello mine{version(), describe_transports(options_.transport, options_.device), host_identity()};
   std::vector<Hello> hellos;
   for (const std::string& bytes : meet([&] { return meeting_->collect("introduction", mine.encode(), deadline); })) {
     hellos.push_back(Hello::decode(bytes));
@@ -210,17 +191,21 @@ void CommunicatorImpl::connect_routes(const GroupId& group, Deadline deadline) {
   search.why = route_reason_;
   search.deadline = deadline;
   search.open = [&](const std::string& name) {
-    auto endpoint = std::make_shared<PluginEndpoint>(
-        find_transport(name), rank(), size(), group, options_of(options_.transport_options, name),
-        options_.device.impl().cuda_ordinal(), [weak = weak_from_this()](int peer, const std::string& reason) {
-          if (const auto self = weak.lock()) self->suspect(peer, reason);
-        });
+    std::shared_ptr<Endpoint> endpoint = open_endpoint(
+        {choose_transport(name, options_.device), options_.transport_options, options_.device, rank(), size(), group,
+         [weak = weak_from_this()](int peer, const std::string& reason) {
+           if (const auto self = weak.lock()) self->suspect(peer, reason);
+         },
+         [weak = weak_from_this()](const Status& status) {
+           if (const auto self = weak.lock()) self->on_transfer_error(status);
+         }});
     hold(endpoint);  // so that it is aborted if somebody fails meanwhile
     return endpoint;
   };
   search.collect = [&](const std::string& what, const std::string& mine) {
     return meet([&] { return meeting_->collect("route/" + what, mine, deadline); });
   };
+  search.disagree = [&](const Error& e) { disagree(e, deadline); };
   const std::vector<Route> routes = meet([&] { return find_routes(search); });
   for (int r = 0; r < size(); ++r) {
     const Route& route = routes[static_cast<std::size_t>(r)];

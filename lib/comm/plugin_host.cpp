@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cstddef>
 #include <mutex>
 
 #include "tandem/error.hpp"
@@ -13,6 +14,9 @@ const tandem_transport* tandem_transport_query_v0_loopback(void);
 const tandem_transport* tandem_transport_query_v0_tcp(void);
 #ifdef TANDEM_WITH_CUDA
 const tandem_transport* tandem_transport_query_v0_cuda_p2p(void);
+#endif
+#ifdef TANDEM_WITH_NCCL
+const tandem_transport* tandem_transport_query_v0_nccl(void);
 #endif
 }
 
@@ -44,6 +48,9 @@ std::vector<const tandem_transport*> static_transports() {
 #ifdef TANDEM_WITH_CUDA
       tandem_transport_query_v0_cuda_p2p(),
 #endif
+#ifdef TANDEM_WITH_NCCL
+      tandem_transport_query_v0_nccl(),
+#endif
   };
 }
 
@@ -59,6 +66,13 @@ const tandem_transport& find_transport(std::string_view name) {
   }
   throw Error(ErrorCode::unsupported,
               fmt::format("no transport named '{}'; there are {}", name, fmt::join(names, ", ")));
+}
+
+std::string why_unavailable(const tandem_transport& transport) {
+  const bool tells = transport.struct_size >= offsetof(tandem_transport, unavailable) + sizeof(transport.unavailable) &&
+                     transport.unavailable != nullptr;
+  const char* const reason = tells ? transport.unavailable() : nullptr;
+  return reason != nullptr ? reason : "";
 }
 
 }  // namespace tandem::detail

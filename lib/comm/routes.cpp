@@ -58,8 +58,9 @@ class Search {
     for (int a = 0; a < s_.size; ++a) {
       for (int b = 0; b < a; ++b) {
         if (served_[pair(a, b)]) continue;
-        throw Error(ErrorCode::transport,
-                    fmt::format("rank {} and rank {} have no route to each other: {}", b, a, rejected_[pair(a, b)]), a);
+        s_.disagree(
+            Error(ErrorCode::transport,
+                  fmt::format("rank {} and rank {} have no route to each other: {}", b, a, rejected_[pair(a, b)]), a));
       }
     }
     return std::move(routes_);

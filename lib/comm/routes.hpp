@@ -28,6 +28,8 @@ struct RouteSearch {
   std::function<std::shared_ptr<Endpoint>(const std::string& transport)> open;
   /// Collective: what every rank says, by rank.
   std::function<std::vector<std::string>(const std::string& what, const std::string& mine)> collect;
+  /// Throws an error that all ranks have come to, when all of them had the time to.
+  std::function<void(const Error&)> disagree;
   Deadline deadline = Deadline::after(std::chrono::seconds(0));
 };
 

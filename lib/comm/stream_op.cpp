@@ -176,16 +176,19 @@ void StreamOp::supersede(const Stream& next) {
 
 void StreamOp::place_rest(Deadline deadline) {
   Stream side;
+  std::vector<Event> placed;
   {
     const std::lock_guard lock(mutex_);
-    if (is_superseded_) return;
     for (auto& [item, a] : arrivals_) {
-      if (!a.place || a.placed) continue;
-      if (!side.valid()) side = device_.create_stream({.name = "place"});
-      place_on(side, a);
+      if (a.place && !a.placed && !is_superseded_) {
+        if (!side.valid()) side = device_.create_stream({.name = "place"});
+        wait_flag(side, a, {});  // it is up, but the wait may be what brings the rows from where they have arrived
+        place_on(side, a);
+      }
+      if (a.placed) placed.push_back(a.placed_event);
     }
   }
-  if (side.valid()) side.synchronize(deadline);
+  for (const Event& event : placed) event.synchronize(deadline);
 }
 
 void StreamOp::drop() {

@@ -74,7 +74,7 @@ class StreamOp {
   void check_finished();
   /// What Work::wait(stream) means beyond arrivals: sources have been read, results are stored.
   void wait_rest(const Stream& stream);
-  /// Blocks until packed rows that nobody has waited for are in place. All have arrived.
+  /// Places what nobody has waited for, and blocks until all is in place. All has arrived.
   void place_rest(Deadline deadline);
   /// Tells `op` what has happened. No call of the device.
   void poll(OpState& op);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cuda.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <set>
 #include <thread>
 #include <vector>
@@ -106,10 +108,46 @@ TEST_F(GpuDevice, PoisonedMemoryIsAllOnes) {
   EXPECT_THAT(bytes, ::testing::Each(0xFF));
 }
 
+TEST_F(GpuDevice, HostMemoryIsPageLockedAndNotCounted) {
+  const std::shared_ptr<void> memory = device().impl().allocate_host(100000);
+  auto* const bytes = static_cast<unsigned char*>(memory.get());
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(bytes) % 256, 0U);
+  EXPECT_THAT(std::vector<unsigned char>(bytes, bytes + 100000), ::testing::Each(0xFF));
+  EXPECT_EQ(device().memory_use().peak, 0U);
+  cudaPointerAttributes attributes{};
+  ASSERT_EQ(cudaPointerGetAttributes(&attributes, bytes), cudaSuccess);
+  EXPECT_EQ(attributes.type, cudaMemoryTypeHost);
+  EXPECT_NE(attributes.devicePointer, nullptr);
+  EXPECT_NE(device().impl().allocate_host(0), nullptr);
+  // Copies that stand behind a wait do not hold up the host.
+  const Buffer there = device().allocate(100000);
+  const Stream s = stream();
+  const auto go = signal();
+  s.impl().wait(go, {});
+  std::fill_n(bytes, 50000, std::uint8_t{7});
+  s.copy(there.data(), bytes, 50000);
+  s.copy(bytes + 50000, there.data(), 50000);
+  EXPECT_EQ(bytes[50000], 0xFF);
+  EXPECT_FALSE(s.idle());
+  go->set();
+  s.synchronize(soon());
+  EXPECT_THAT(std::vector<unsigned char>(bytes + 50000, bytes + 100000), ::testing::Each(7));
+}
+
+TEST_F(GpuDevice, HostMemoryMayOutliveTheDevice) {
+  std::shared_ptr<void> memory;
+  {
+    const Device other = Device::cuda(0);
+    memory = other.impl().allocate_host(1000);
+  }
+  EXPECT_EQ(cudaMemset(memory.get(), 0, 1000), cudaSuccess);
+}
+
 TEST_F(GpuDevice, MoreThanThereIsIsOutOfMemory) {
   for (const std::size_t bytes : {SIZE_MAX, SIZE_MAX / 2, std::size_t{1} << 50}) {
     EXPECT_ERROR(device().allocate(bytes), ErrorCode::out_of_memory, "device 0: ");
     EXPECT_ERROR(device().allocate(bytes), ErrorCode::out_of_memory, " are free");
+    EXPECT_ERROR(device().impl().allocate_host(bytes), ErrorCode::out_of_memory, "of page-locked host memory wanted");
   }
   EXPECT_EQ(device().memory_use().peak, 0U);
 }

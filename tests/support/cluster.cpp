@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "support/grouped_transport.hpp"
@@ -56,6 +57,18 @@ void run_cluster(const ClusterOptions& options, const std::function<void(Communi
       ADD_FAILURE() << "rank " << r << " threw: " << e.what();
     }
   }
+}
+
+std::string path_of(const std::string& transport) {
+  const std::string prefix = "staged:";
+  if (!transport.starts_with(prefix)) return transport;
+  return transport.substr(prefix.size()) + ", staged through host memory";
+}
+
+std::string test_name_of(const std::string& transport) {
+  std::string name = transport;
+  std::replace(name.begin(), name.end(), ':', '_');
+  return name;
 }
 
 Error error_of(const std::exception_ptr& e) {

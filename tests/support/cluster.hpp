@@ -35,6 +35,11 @@ std::vector<std::exception_ptr> run_ranks(const ClusterOptions& options,
 /// The same; any exception is a failure of the test.
 void run_cluster(const ClusterOptions& options, const std::function<void(Communicator&)>& body);
 
+/// What paths and routes call `transport`, which may be one of those that are staged ("staged:tcp").
+std::string path_of(const std::string& transport);
+/// Its name as part of a test's.
+std::string test_name_of(const std::string& transport);
+
 /// The Error in `e`; a failure of the test, and an Error with code ok, if it holds another thing or nothing.
 Error error_of(const std::exception_ptr& e);
 

@@ -198,6 +198,10 @@ typedef struct tandem_transport {
   /* Optional: why connect_test gave an error for `peer`, as text without an end mark; like address(). A transport that
    * has it lets connect succeed when only some peers are out of reach, so that the host can reach those by another. */
   tandem_status (*connect_error)(tandem_transport_context* context, int32_t peer, void* out, uint64_t* bytes);
+
+  /* Optional, needs no context: why the transport cannot be used on this machine, as when a library is missing that it
+   * loads at run time; null if nothing is known against it. Valid until the thread calls it again. */
+  const char* (*unavailable)(void);
 } tandem_transport;
 
 typedef const tandem_transport* (*tandem_transport_query_fn)(void);

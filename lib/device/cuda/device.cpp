@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <utility>
 
@@ -125,6 +126,31 @@ std::shared_ptr<void> CudaDevice::allocate(std::size_t bytes) {
   });
   if (poison_) fill(memory, bytes);
   return buffer;
+}
+
+std::shared_ptr<void> CudaDevice::allocate_host(std::size_t bytes) {
+  const DeviceGuard guard(context_);
+  const RelaxedCapture relaxed;
+  reap();
+  void* memory = nullptr;
+  // Whole pages, so that it is aligned.
+  const cudaError_t result =
+      cudaHostAlloc(&memory, std::max<std::size_t>(bytes, 1), cudaHostAllocPortable | cudaHostAllocMapped);
+  if (result == cudaErrorMemoryAllocation || result == cudaErrorInvalidValue) {  // the size alone can be invalid
+    static_cast<void>(cudaGetLastError());
+    throw Error(ErrorCode::out_of_memory, fmt::format("device {}: {} of page-locked host memory wanted: {}",
+                                                      context_.ordinal, format_bytes(bytes), cudaGetErrorName(result)));
+  }
+  check(result, "cudaHostAlloc", context_.ordinal);
+  if (poison_) std::memset(memory, 0xFF, bytes);
+  return {memory, [context = context_](void* p) {
+            outside_tasks([context, p] {
+              const QuietDeviceGuard current(context);
+              if (!current) return;
+              const RelaxedCapture without_spoiling;
+              check_quietly(cudaFreeHost(p), "cudaFreeHost", context.ordinal);
+            });
+          }};
 }
 
 void CudaDevice::fill(void* memory, std::size_t bytes) {

@@ -74,7 +74,7 @@ std::shared_ptr<EventImpl> HostDevice::create_event() { return std::make_shared<
 
 std::shared_ptr<SignalImpl> HostDevice::create_signal() { return std::make_shared<HostFlag>(); }
 
-std::shared_ptr<void> HostDevice::allocate(std::size_t bytes) {
+void* HostDevice::take_memory(std::size_t bytes) const {
   if (bytes > machine_memory()) {
     throw Error(ErrorCode::out_of_memory, fmt::format("device '{}': {} wanted, the machine has {}", options_.name,
                                                       format_bytes(bytes), format_bytes(machine_memory())));
@@ -87,12 +87,19 @@ std::shared_ptr<void> HostDevice::allocate(std::size_t bytes) {
                 fmt::format("device '{}': cannot allocate {}", options_.name, format_bytes(bytes)));
   }
   if (options_.poison) std::memset(memory, 0xFF, rounded);
+  return memory;
+}
+
+std::shared_ptr<void> HostDevice::allocate(std::size_t bytes) {
+  void* const memory = take_memory(bytes);
   memory_->add(bytes);
   return {memory, [count = memory_, bytes](void* p) {
             std::free(p);
             count->remove(bytes);
           }};
 }
+
+std::shared_ptr<void> HostDevice::allocate_host(std::size_t bytes) { return {take_memory(bytes), std::free}; }
 
 void HostDevice::synchronize(Deadline deadline) {
   // Streams whose handles are gone count until their work is done. And a task may give work to a queue that was seen

@@ -25,12 +25,15 @@ class HostDevice final : public DeviceImpl, public std::enable_shared_from_this<
   std::shared_ptr<EventImpl> create_event() override;
   std::shared_ptr<SignalImpl> create_signal() override;
   std::shared_ptr<void> allocate(std::size_t bytes) override;
+  std::shared_ptr<void> allocate_host(std::size_t bytes) override;
   MemoryUse memory_use() const noexcept override { return memory_->use(); }
   void synchronize(Deadline deadline) override;
 
  private:
   std::shared_ptr<HostQueue> queue_for(const StreamOptions& options);
   std::shared_ptr<HostQueue> make_queue(const std::string& thread_name) const;
+  /// Poisoned if the options say so; for std::free.
+  void* take_memory(std::size_t bytes) const;
 
   const HostDeviceOptions options_;
   const std::shared_ptr<FirstFailure> failure_ = std::make_shared<FirstFailure>();

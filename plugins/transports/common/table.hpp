@@ -23,6 +23,7 @@ namespace tandem::plugin {
 ///   flags, lanes                         std::uint32_t, if stream-ordered: the limits
 ///   Context                              one rank of one group, see below
 ///   std::unique_ptr<Context> open(const tandem_open_params&, const Host&)     rank and size are checked
+///   std::string why_unavailable()        if it likes: see tandem_transport::unavailable; "" if it can be used
 ///
 /// Its Context has host(), rank(), size(), address() -> std::string, connect(std::vector<std::string_view>),
 /// connect_test(peer) -> tandem_status, abort(reason), if it likes connect_error(peer) -> std::string, and ends with
@@ -82,6 +83,12 @@ class TransportTable {
       *out = reinterpret_cast<Handle*>(Transport::open(*params, host).release());
       return tandem_status{TANDEM_OK};
     });
+  }
+
+  static const char* unavailable() {
+    thread_local std::string reason;
+    reason = Transport::why_unavailable();
+    return reason.empty() ? nullptr : reason.c_str();
   }
 
   static tandem_status address(Handle* handle, void* out, std::uint64_t* bytes) {
@@ -184,6 +191,7 @@ class TransportTable {
     t.abort = abort;
     t.close = close;
     if constexpr (requires(Context & c) { c.connect_error(0); }) t.connect_error = connect_error;
+    if constexpr (requires { Transport::why_unavailable(); }) t.unavailable = unavailable;
     if constexpr (has(TANDEM_CAP_STREAM_ORDERED)) {
       t.wait = wait;
       t.wait_sent = wait_sent;

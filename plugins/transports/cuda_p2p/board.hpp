@@ -7,6 +7,7 @@
 
 #include "base/fd.hpp"
 #include "device/cuda/context.hpp"
+#include "device/cuda/words.hpp"
 
 namespace tandem::cuda_p2p {
 
@@ -47,7 +48,7 @@ class Board {
   int fd() const noexcept { return fd_.get(); }
   std::uint64_t bytes() const noexcept { return bytes_; }
 
-  using Word = std::atomic<std::uint32_t>;
+  using Word = detail::cuda::Word;
   Word& arrival(int sender, std::uint32_t flag) const noexcept { return word(sender, flag); }
   Word& ready(int receiver, std::uint32_t lane) const noexcept { return word(receiver, flags + lane); }
   Word& sent(int receiver, std::uint32_t lane) const noexcept { return word(receiver, flags + lanes + lane); }

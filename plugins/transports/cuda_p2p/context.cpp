@@ -11,6 +11,7 @@
 #include "base/thread.hpp"
 #include "bootstrap/addresses.hpp"
 #include "device/cuda/check.hpp"
+#include "device/cuda/words.hpp"
 #include "tandem/deadline.hpp"
 #include "tandem/error.hpp"
 
@@ -18,6 +19,8 @@ namespace tandem::cuda_p2p {
 
 using detail::cuda::check;
 using detail::cuda::check_quietly;
+using detail::cuda::reset_then_raise;
+using detail::cuda::wait_raised;
 using std::chrono::milliseconds;
 
 namespace {
@@ -52,7 +55,7 @@ Context::Context(const Membership& self, const plugin::Host& host)
   const detail::cuda::DeviceGuard guard(cuda_);
   for (int p = 0; p < self.size; ++p) {
     peers_.push_back(std::make_unique<Peer>());
-    if (p != self.rank) peers_.back()->pusher = std::make_unique<Pusher>(cuda_);
+    if (p != self.rank) peers_.back()->pusher = std::make_unique<Pusher>(cuda_, self.streams);
   }
   peer(self.rank).status = TANDEM_OK;
   check(cudaEventCreateWithFlags(&source_, cudaEventDisableTiming), "cudaEventCreateWithFlags", cuda_.ordinal);
@@ -173,26 +176,23 @@ void Context::send(std::span<const tandem_transfer> transfers, cudaStream_t stre
   if (by_receiver.empty()) return;
   check(cudaEventRecord(source_, stream), "cudaEventRecord", cuda_.ordinal);
   for (const auto& [p, its] : by_receiver) {
-    peer(p).pusher->follow(source_);
-    if (use.first) peer(p).pusher->await_ready(board_.ready(p, use.lane));
-    push(p, its, use);
+    Pusher& pusher = *peer(p).pusher;
+    pusher.begin(source_, use.first ? &board_.ready(p, use.lane) : nullptr);
+    if (!push_by_kernel(p, its, use)) push(p, its, use);
   }
 }
 
 /// A flag is raised behind the last transfer that has it. Those that share one follow each other.
 void Context::push(int p, std::span<const tandem_transfer* const> transfers, const plugin::LaneUse& use) {
   Pusher& pusher = *peer(p).pusher;
-  const Board& board = peer(p).board;
-  if (push_by_kernel(p, transfers, use)) return;
+  std::size_t chunk = 0;
   for (std::size_t i = 0; i < transfers.size(); ++i) {
     const tandem_transfer& t = *transfers[i];
-    for (int n = 0; t.bytes > 0 && n < self_.repeat; ++n) pusher.copy(remote(t), t.buffer, t.bytes);
-    const bool chunk_ends = i + 1 < transfers.size() && transfers[i + 1]->flag != t.flag;
-    if (chunk_ends) pusher.raise(board.arrival(self_.rank, t.flag));
+    for (int n = 0; t.bytes > 0 && n < self_.repeat; ++n) pusher.copy(chunk, remote(t), t.buffer, t.bytes);
+    const bool chunk_ends = i + 1 == transfers.size() || transfers[i + 1]->flag != t.flag;
+    if (chunk_ends) pusher.raise(chunk++, peer(p).board.arrival(self_.rank, t.flag));
   }
-  std::vector<const Board::Word*> words{&board.arrival(self_.rank, transfers.back()->flag)};
-  if (use.last) words.push_back(&board_.sent(p, use.lane));
-  pusher.finish(words);
+  pusher.end(use.last ? &board_.sent(p, use.lane) : nullptr);
 }
 
 /// All flags at once, for few bytes: true if it was so.
@@ -211,6 +211,7 @@ bool Context::push_by_kernel(int p, std::span<const tandem_transfer* const> tran
       words.size() > KernelPush::most_words)
     return false;
   peer(p).pusher->push(pieces, words);
+  peer(p).pusher->end(nullptr);  // the kernel has raised `sent`
   return true;
 }
 

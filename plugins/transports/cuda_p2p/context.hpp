@@ -29,6 +29,7 @@ struct Membership {
   int size = 0;
   int device = 0;
   std::uint64_t kernel_bytes = 0;  ///< a post of no more bytes to a peer is pushed by a kernel
+  std::size_t streams = 3;         ///< that push to one peer
   int repeat = 1;                  ///< how often every byte is pushed, to play a slower link
 };
 

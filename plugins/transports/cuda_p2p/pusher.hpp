@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "device/cuda/context.hpp"
 #include "tandem/deadline.hpp"
@@ -13,52 +14,49 @@
 
 namespace tandem::cuda_p2p {
 
-/// What pushes to one peer: a stream that copies, in order, and one that raises flags behind copies. Raised by the
-/// first one, a flag would hold up the next copy for some microseconds, which is how long the change from a copy engine
-/// to memory operations and back takes.
+/// What pushes to one peer: some streams that take the chunks of a post by turns. Between a copy and the next one of
+/// the same stream lie some microseconds, in which a flag is raised or not; other streams' copies fill them.
 class Pusher {
  public:
-  explicit Pusher(const detail::cuda::Context& context);
+  Pusher(const detail::cuda::Context& context, std::size_t streams);
   ~Pusher();
   Pusher(const Pusher&) = delete;
   Pusher& operator=(const Pusher&) = delete;
 
-  /// What follows starts behind `event`.
-  void follow(cudaEvent_t event);
-  /// Waits until the peer has posted its receives of the lane, and takes that back for the next time.
-  void await_ready(const Board::Word& ready);
-  void copy(void* destination, const void* source, std::uint64_t bytes);
-  /// Copies and raises in one launch of a kernel, instead of copy() and finish(). At most as many as fit.
+  /// Begins a post: all of it is behind `source`, and, if `ready` is given, behind the peer's receives of the lane,
+  /// whose news is taken back for the next time.
+  void begin(cudaEvent_t source, const Board::Word* ready);
+  /// Copies of a chunk, by its number in the post, and its flag behind them.
+  void copy(std::size_t chunk, void* destination, const void* source, std::uint64_t bytes);
+  void raise(std::size_t chunk, const Board::Word& arrival);
+  /// All of the post in one launch of a kernel, with its flags. At most as many as fit.
   void push(std::span<const KernelPush::Piece> pieces, std::span<const Board::Word* const> words);
-  /// Raises `word` behind the copies so far, while others follow.
-  void raise(const Board::Word& word);
-  /// The copies so far are what streams wait for in join(), and `words` are raised behind them.
-  void finish(std::span<const Board::Word* const> words);
-  /// `stream` waits for what was finished last, unless that was in another capture, or in one where the stream is in
-  /// none: it then belongs to work that has no order with the stream but that of the graph as a whole. In a capture it
-  /// waits for the flags as well: nothing may be left that leads nowhere.
+  /// Ends the post. `sent`, if given, is raised when all of it has been read.
+  void end(const Board::Word* sent);
+  /// `stream` waits until what was posted last has been read, unless that was in another capture, or in one where the
+  /// stream is in none: it then belongs to work that has no order with the stream but that of the graph as a whole.
   void join(cudaStream_t stream) const;
   bool idle() const;
 
  private:
+  struct Lane {
+    cudaStream_t stream = nullptr;
+    cudaEvent_t read = nullptr;  // behind the last copy
+    bool used = false;           // by this post
+  };
+  /// The stream for a chunk, behind the beginning of the post.
+  Lane& lane_of(std::size_t chunk);
+  void record(cudaEvent_t event, cudaStream_t stream) const;
+  void hold(cudaStream_t stream, cudaEvent_t event) const;
   void destroy() const noexcept;
-  void finished();
 
   const detail::cuda::Context context_;
-  cudaStream_t copies_ = nullptr;
-  cudaStream_t flags_ = nullptr;
+  std::vector<Lane> lanes_;
+  cudaEvent_t begun_ = nullptr;
+  cudaEvent_t ended_ = nullptr;
   unsigned* blocks_done_ = nullptr;
-  cudaEvent_t copied_ = nullptr;  // a chunk
-  cudaEvent_t finished_ = nullptr;
-  cudaEvent_t end_ = nullptr;
-  bool finished_any_ = false;
-  unsigned long long finished_in_ = 0;  // the capture; 0 is none
+  bool posted_ = false;
+  unsigned long long posted_in_ = 0;  // the capture; 0 is none
 };
-
-/// `stream` waits until the word is raised.
-void wait_raised(cudaStream_t stream, const Board::Word& word, int ordinal);
-/// Words become 0, then 1, in this order, one stream operation for many.
-void reset_then_raise(cudaStream_t stream, std::span<const Board::Word* const> reset,
-                      std::span<const Board::Word* const> raise, int ordinal);
 
 }  // namespace tandem::cuda_p2p

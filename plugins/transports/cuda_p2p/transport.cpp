@@ -17,6 +17,7 @@ struct Transport {
       "GPUs of one host: copy engines push into memory of the peer, no multiprocessor is used";
   static constexpr const char* option_help =
       "kernel_bytes: what goes to a peer at once and has no more bytes is copied by a kernel: quick, but on SMs (0)\n"
+      "streams: that push the chunks for a peer by turns (3)\n"
       "repeat: how often every byte is pushed, for measurements that play a slower link (1)\n";
   static constexpr std::uint32_t flags = Board::flags;
   static constexpr std::uint32_t lanes = Board::lanes;
@@ -28,6 +29,7 @@ struct Transport {
     plugin::parse_options(
         params,
         {{"kernel_bytes", [&](auto& v) { self.kernel_bytes = plugin::parse_number("kernel_bytes", v, 0, UINT64_MAX); }},
+         {"streams", [&](auto& v) { self.streams = plugin::parse_number("streams", v, 1, 16); }},
          {"repeat", [&](auto& v) { self.repeat = static_cast<int>(plugin::parse_number("repeat", v, 1, 1000)); }}});
     std::memcpy(self.group.data(), params.group, self.group.size());
     self.rank = params.rank;

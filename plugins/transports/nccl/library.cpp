@@ -51,12 +51,10 @@ Library Library::load(const std::string& name) {
   table.function = reinterpret_cast<decltype(&::function)>(symbol(handle, name, #function));
   TANDEM_NCCL_FUNCTIONS(TANDEM_NCCL_LOAD)
 #undef TANDEM_NCCL_LOAD
-  const auto optional = [&](auto& function, const char* its_name) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(handle, its_name));
-  };
-  optional(table.ncclCommRevoke, "ncclCommRevoke");
-  optional(table.ncclCommWindowRegister, "ncclCommWindowRegister");
-  optional(table.ncclCommWindowDeregister, "ncclCommWindowDeregister");
+#define TANDEM_NCCL_LOAD_OPTIONAL(type, function) \
+  table.function = reinterpret_cast<decltype(table.function)>(::dlsym(handle, #function));
+  TANDEM_NCCL_OPTIONAL_FUNCTIONS(TANDEM_NCCL_LOAD_OPTIONAL)
+#undef TANDEM_NCCL_LOAD_OPTIONAL
   return table;
 }
 

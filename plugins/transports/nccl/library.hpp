@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <string>
+#include <type_traits>
 
 namespace tandem::nccl {
 
@@ -30,19 +31,28 @@ namespace tandem::nccl {
   X(ncclGroupStart)              \
   X(ncclGroupEnd)
 
+/// What some lack. Their types are spelled out, as the nccl.h of the build may be too old for them as well.
+using RevokeFunction = ncclResult_t(ncclComm_t comm, int flags);
+using RegisterWindowFunction = ncclResult_t(ncclComm_t comm, void* memory, std::size_t bytes, void** window, int flags);
+using DeregisterWindowFunction = ncclResult_t(ncclComm_t comm, void* window);
+#define TANDEM_NCCL_OPTIONAL_FUNCTIONS(X)           \
+  X(RevokeFunction, ncclCommRevoke)                 \
+  X(RegisterWindowFunction, ncclCommWindowRegister) \
+  X(DeregisterWindowFunction, ncclCommWindowDeregister)
+
+template <auto& function>
+using PointerTo = std::remove_reference_t<decltype(function)>*;
+
 /// NCCL, found when it is needed: nothing links it, so a build with this code also starts where there is none.
 struct Library {
   static constexpr int oldest = NCCL_VERSION(2, 19, 0);
 
-#define TANDEM_NCCL_MEMBER(name) decltype(&::name) name = nullptr;
+#define TANDEM_NCCL_MEMBER(name) PointerTo<::name> name = nullptr;
   TANDEM_NCCL_FUNCTIONS(TANDEM_NCCL_MEMBER)
 #undef TANDEM_NCCL_MEMBER
-
-  // Null where NCCL is too old for them. Spelled out, as the nccl.h of the build may be too old for them as well.
-  ncclResult_t (*ncclCommRevoke)(ncclComm_t comm, int flags) = nullptr;
-  ncclResult_t (*ncclCommWindowRegister)(ncclComm_t comm, void* memory, std::size_t bytes, void** window,
-                                         int flags) = nullptr;
-  ncclResult_t (*ncclCommWindowDeregister)(ncclComm_t comm, void* window) = nullptr;
+#define TANDEM_NCCL_OPTIONAL_MEMBER(type, name) type* name = nullptr;
+  TANDEM_NCCL_OPTIONAL_FUNCTIONS(TANDEM_NCCL_OPTIONAL_MEMBER)  ///< null where NCCL has none
+#undef TANDEM_NCCL_OPTIONAL_MEMBER
 
   int version = 0;   ///< as ncclGetVersion counts: 22809 is 2.28.9
   std::string path;  ///< the file it came from

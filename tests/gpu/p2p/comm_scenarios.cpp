@@ -34,14 +34,6 @@ Device device_of(int rank) {
   return Device::cuda(rank % count, {.poison = true});
 }
 
-Communicator make_communicator(const Arguments& a) {
-  CommunicatorOptions options;
-  options.device = device_of(a.rank);
-  options.rendezvous_timeout = seconds(30);
-  options.operation_timeout = milliseconds(a.number("timeout_ms", 20000));
-  return Communicator::from_environment(options);
-}
-
 /// Equal on all ranks.
 SequenceLayout random_layout(std::mt19937_64& rng, int ranks) {
   std::vector<std::int64_t> offsets{0};
@@ -206,6 +198,15 @@ class Case {
 
 }  // namespace
 
+Communicator make_communicator(const Arguments& a) {
+  CommunicatorOptions options;
+  options.device = device_of(a.rank);
+  options.rendezvous_timeout = seconds(30);
+  options.operation_timeout = milliseconds(a.number("timeout_ms", 20000));
+  if (a.number("shared_gpus", 0) != 0) options.transport_options["nccl.shared_gpus"] = "1";
+  return Communicator::from_environment(options);
+}
+
 void collectives(const Arguments& a) {
   Communicator comm = make_communicator(a);
   std::mt19937_64 rng(static_cast<std::uint64_t>(a.number("seed", 1)));
@@ -358,7 +359,7 @@ void ring(const Arguments& a) {
   }
   check(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
   check(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  comm.barrier(soon());
+  comm.finalize(soon());
 }
 
 }  // namespace tandem::testing_p2p

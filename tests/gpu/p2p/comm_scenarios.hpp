@@ -2,8 +2,12 @@
 #pragma once
 
 #include "gpu/p2p/worker.hpp"
+#include "tandem/communicator.hpp"
 
 namespace tandem::testing_p2p {
+
+/// Over the transport that the environment names. "timeout_ms": of an operation; "shared_gpus": 1 passes that on.
+Communicator make_communicator(const Arguments& arguments);
 
 // Scenarios of one rank with the public interface. They throw if anything is wrong.
 

@@ -14,12 +14,14 @@ Driver real;
 Step left_out = Step::none;
 CUstream own_stream = nullptr;
 
-// The stream that copies run on, of the only pusher there is: it waits for sources before anything else does.
-CUstream copies = nullptr;
+// The first stream of the only pusher there is: it waits for sources before anything else does.
+CUstream pushing = nullptr;
 
 CUresult wait_event(CUstream stream, CUevent event, unsigned flags) {
-  if (stream != own_stream && copies == nullptr) copies = stream;
-  const Step step = stream == own_stream ? Step::sent_wait : stream == copies ? Step::source_wait : Step::copied_wait;
+  if (stream != own_stream && pushing == nullptr) pushing = stream;
+  Step step = Step::begun_wait;
+  if (stream == own_stream) step = Step::sent_wait;
+  if (stream == pushing) step = Step::source_wait;
   return step == left_out ? CUDA_SUCCESS : real.cuStreamWaitEvent(stream, event, flags);
 }
 
@@ -59,8 +61,8 @@ std::string_view to_string(Step step) {
       return "arrival_reset";
     case Step::source_wait:
       return "source_wait";
-    case Step::copied_wait:
-      return "copied_wait";
+    case Step::begun_wait:
+      return "begun_wait";
     case Step::sent_wait:
       return "sent_wait";
   }

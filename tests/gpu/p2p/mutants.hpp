@@ -13,11 +13,11 @@ enum class Step {
   ready_reset,    ///< and makes sure to wait again next time
   arrival_reset,  ///< the receiver makes sure to wait again next time
   source_wait,    ///< the pusher waits for the sources
-  copied_wait,    ///< a flag waits for the bytes that it stands for
+  begun_wait,     ///< so do the other streams that push
   sent_wait,      ///< the producer waits until its sources have been read
 };
-constexpr Step steps[] = {Step::arrival_wait, Step::ready_wait,  Step::ready_reset, Step::arrival_reset,
-                          Step::source_wait,  Step::copied_wait, Step::sent_wait};
+constexpr Step steps[] = {Step::arrival_wait, Step::ready_wait, Step::ready_reset, Step::arrival_reset,
+                          Step::source_wait,  Step::begun_wait, Step::sent_wait};
 std::string_view to_string(Step step);
 
 /// From here on this process leaves the step out. `own` is the stream of the consumer and producer; others push.

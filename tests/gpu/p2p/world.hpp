@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -18,6 +19,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "gpu/p2p/worker.hpp"
@@ -47,8 +49,10 @@ class World : public ::testing::Test {
   /// killed.
   std::vector<int> run(int size, const std::string& scenario, const std::string& numbers = "",
                        const std::string& connections = "") {
-    std::vector<std::string> environment;
-    for (char** e = environ; *e != nullptr; ++e) environment.emplace_back(*e);
+    std::vector<std::string> environment = environment_;
+    for (char** e = environ; *e != nullptr; ++e) {
+      if (!is_replaced(*e)) environment.emplace_back(*e);
+    }
     if (!connections.empty()) environment.push_back("CUDA_DEVICE_MAX_CONNECTIONS=" + connections);
     environment.push_back("MASTER_ADDR=127.0.0.1");
     environment.push_back(fmt::format("MASTER_PORT={}", free_port()));
@@ -84,6 +88,9 @@ class World : public ::testing::Test {
       EXPECT_EQ(statuses[static_cast<std::size_t>(r)], 0) << "rank " << r << ": " << output(r);
   }
 
+  /// What ranks have in their environment besides, or instead of, that of this process: "NAME=value".
+  void set_environment(std::vector<std::string> variables) { environment_ = std::move(variables); }
+
   std::string output(int rank) const {
     std::ostringstream text;
     text << std::ifstream(output_file(rank)).rdbuf();
@@ -91,6 +98,12 @@ class World : public ::testing::Test {
   }
 
  private:
+  bool is_replaced(const std::string& variable) const {
+    const std::string name = variable.substr(0, variable.find('=') + 1);
+    return std::any_of(environment_.begin(), environment_.end(),
+                       [&](const std::string& other) { return other.starts_with(name); });
+  }
+
   std::string output_file(int rank) const { return (directory_ / fmt::format("output.{}", rank)).string(); }
 
   static int free_port() {
@@ -126,6 +139,7 @@ class World : public ::testing::Test {
   }
 
   std::filesystem::path directory_;
+  std::vector<std::string> environment_;
   int runs_ = 0;
 };
 

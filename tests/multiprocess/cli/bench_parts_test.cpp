@@ -260,6 +260,7 @@ TEST(BenchReport, SaysEverythingInJson) {
   EXPECT_TRUE(out["commit"].is_string());
   EXPECT_TRUE(out["dirty"].is_boolean());
   EXPECT_EQ(out["device"], "a device");
+  EXPECT_EQ(out["route"], "tcp: why");
   EXPECT_EQ(out["nccl"], "2.28.9");
   EXPECT_EQ(out["ok"], true);
   ASSERT_EQ(out["results"].size(), 2U);

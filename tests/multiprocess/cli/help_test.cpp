@@ -57,6 +57,16 @@ TEST(Help, NamesEveryOptionOfDsa) {
   }
 }
 
+TEST(Help, NamesEveryOptionOfBench) {
+  const Ended help = run_tandem({"bench", "--help"});
+  for (const char* option :
+       {"--ranks", "--device", "--transport", "-b,--minbytes", "-e,--maxbytes", "-f,--stepfactor", "-n,--iters",
+        "-w,--warmup_iters", "-c,--check", "-G,--cudagraph", "--chunk-tokens", "--versus", "--beside", "--slow-link",
+        "--timeout", "-J,--output_file", "--json", "--csv"}) {
+    EXPECT_THAT(help.out, HasSubstr(option));
+  }
+}
+
 TEST(Help, VersionIsOneLine) {
   const Ended e = run_tandem({"--version"});
   EXPECT_EQ(e.code, 0);

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -79,6 +80,19 @@ TEST(Info, WhatCannotBeUsedHasAReason) {
   std::vector<std::string> names;
   for (const auto& u : all["unavailable"]) names.push_back(u["name"]);
   EXPECT_THAT(names, ::testing::IsSupersetOf({"cuda device", "cuda_p2p transport", "cuda.generic kernels"}));
+}
+
+TEST(Info, ALibraryThatIsMissingIsTheReason) {
+  const Ended e = run_tandem({"info", "--json"}, {"TANDEM_NCCL_LIBRARY=/nonexistent/libnccl.so.2"});
+  ASSERT_EQ(e.code, 0) << e.err;
+  const json all = json::parse(e.out);
+  const auto named = [](const char* name) { return [name](const json& x) { return x["name"] == name; }; };
+  const json& built = all["transports"];
+  if (std::none_of(built.begin(), built.end(), named("nccl"))) GTEST_SKIP() << "nccl is not built into this version";
+  const json& unavailable = all["unavailable"];
+  const auto nccl = std::find_if(unavailable.begin(), unavailable.end(), named("nccl transport"));
+  ASSERT_NE(nccl, unavailable.end());
+  EXPECT_THAT((*nccl)["reason"].get<std::string>(), HasSubstr("/nonexistent/libnccl.so.2"));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <vector>
 
+#include "comm/bundle.hpp"
 #include "support/cluster.hpp"
 
 namespace tandem {
@@ -55,6 +56,34 @@ TEST_P(Exchange, EverybodySendsToEverybodyItselfIncluded) {
   }
 }
 
+// Of staged ones: several pieces, and what ends right where a piece does.
+TEST_P(Exchange, LargeTransfersArriveWhole) {
+  constexpr std::size_t piece = detail::Bundle::piece_bytes;
+  run_cluster(cluster(2), [](Communicator& comm) {
+    const Stream stream = comm.device().create_stream();
+    const int peer = 1 - comm.rank();
+    const std::size_t sizes[] = {2 * piece, 3 * piece + 17, piece - 1};
+    std::vector<std::vector<std::uint8_t>> out, in;
+    for (const std::size_t bytes : sizes) {
+      out.push_back(pattern(comm.rank(), peer, bytes));
+      in.emplace_back(bytes, std::uint8_t{0xEE});
+    }
+    std::vector<Transfer> transfers;
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      transfers.push_back({Direction::send, peer, out[i].data(), out[i].size()});
+      transfers.push_back({Direction::receive, peer, in[i].data(), in[i].size()});
+    }
+    // Larger ones later, in the same memory: it has to grow.
+    for (std::size_t count = 2; count <= transfers.size(); count += 2) {
+      const Work work = comm.exchange(std::span(transfers).first(count), stream);
+      work.wait(stream);
+      comm.exchange({}, stream);  // lanes alternate
+    }
+    stream.synchronize(soon());
+    for (std::size_t i = 0; i < in.size(); ++i) EXPECT_TRUE(in[i] == pattern(peer, comm.rank(), sizes[i])) << i;
+  });
+}
+
 TEST_P(Exchange, SeveralTransfersToAPeerMatchInOrder) {
   run_cluster(cluster(2), [&](Communicator& comm) {
     const Stream stream = comm.device().create_stream();
@@ -89,6 +118,34 @@ TEST_P(Exchange, APairOfDifferentSizesFailsOnBothSides) {
   }
 }
 
+// Neither has a piece of an unusual size where the smaller one ends.
+TEST_P(Exchange, LargePairsOfDifferentSizesFailToo) {
+  if (GetParam() == std::string("grouped")) return;  // as above
+  ClusterOptions options = cluster(2);
+  options.finalize = false;
+  const auto thrown = testing::run_ranks(options, [&](Communicator& comm) {
+    constexpr std::size_t piece = detail::Bundle::piece_bytes;
+    const Stream stream = comm.device().create_stream();
+    std::vector<std::uint8_t> data(2 * piece);
+    const std::uint64_t bytes = comm.rank() == 0 ? piece : 2 * piece;
+    const Transfer t{comm.rank() == 0 ? Direction::send : Direction::receive, 1 - comm.rank(), data.data(), bytes};
+    const Work work = comm.exchange({&t, 1}, stream);
+    try {
+      work.synchronize(soon());
+    } catch (const Error&) {
+      stream.synchronize(soon());
+      throw;
+    }
+  });
+  bool told = false;
+  for (const auto& e : thrown) {
+    const Error error = testing::error_of(e);
+    told = told || error.code() == ErrorCode::invalid_usage;
+    EXPECT_TRUE(error.code() == ErrorCode::invalid_usage || error.code() == ErrorCode::aborted) << error.what();
+  }
+  EXPECT_TRUE(told);
+}
+
 TEST_P(Exchange, RejectsBadTransfersAtOnce) {
   run_cluster(cluster(2), [&](Communicator& comm) {
     const Stream stream = comm.device().create_stream();
@@ -113,6 +170,9 @@ TEST_P(Exchange, RejectsBadTransfersAtOnce) {
 
 INSTANTIATE_TEST_SUITE_P(Paths, Exchange, ::testing::Values("loopback", "tcp", "grouped"),
                          [](const auto& info) { return std::string(info.param); });
+
+INSTANTIATE_TEST_SUITE_P(Staged, Exchange, ::testing::Values("staged:loopback", "staged:tcp"),
+                         [](const auto& info) { return testing::test_name_of(info.param); });
 
 }  // namespace
 }  // namespace tandem

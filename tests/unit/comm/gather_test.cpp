@@ -72,7 +72,7 @@ class Gather : public ::testing::TestWithParam<Case> {
     o.ranks = ranks;
     o.transport = GetParam().transport;
     o.queues = GetParam().queues;
-    if (o.transport != "tcp")
+    if (!o.transport.ends_with("tcp"))
       o.transport_options = {{"delay_us", "300"}, {"seed", std::to_string(testing::test_seed())}};
     return o;
   }
@@ -129,7 +129,7 @@ TEST_P(Gather, LandsEveryNeededRowInOrderOfPosition) {
         EXPECT_EQ(works[i].received_bytes(), static_cast<std::uint64_t>(plan.received_rows()) * 4 * (1 + wide));
         EXPECT_EQ(works[i].sent_bytes(), static_cast<std::uint64_t>(plan.sent_rows()) * 4 * (1 + wide));
         if (plan.received_rows() > 0) {
-          EXPECT_EQ(works[i].paths(), std::vector<std::string>{GetParam().transport});
+          EXPECT_EQ(works[i].paths(), std::vector<std::string>{testing::path_of(GetParam().transport)});
         }
       }
     });
@@ -163,12 +163,13 @@ TEST_P(Gather, LandsInTheCallersMemoryAndTakesStridedSources) {
   });
 }
 
-// Packed documents under few runs: some transfers are packed, and own rows lie in many pieces.
+// First a batch of which most transfers are packed, and own rows lie in many pieces; then random ones.
 TEST_P(Gather, TakesRowsFromWhereTheyLand) {
   auto rng = testing::test_rng(4);
+  const Batch packed{{0, 9, 20, 31, 37, 50, 66}, {}, Partition::zigzag, {20, 2, 8, 1}};
   for (int round = 0; round < 6; ++round) {
-    const int ranks = 1 + round % 4;
-    const Batch batch = testing::random_batch(rng);
+    const int ranks = round == 0 ? 3 : round;
+    const Batch batch = round == 0 ? packed : testing::random_batch(rng);
     run_cluster(cluster(ranks), [&](Communicator& comm) {
       const Plan plan = batch.plan(comm.rank(), ranks);
       const Prepared prepared = comm.prepare(plan, spec());
@@ -227,7 +228,7 @@ TEST_P(Gather, RecordsASpanForEveryTransferAndWait) {
       names.insert(span.name);
       EXPECT_LE(span.begin_ns, span.end_ns);
       if (span.kind != SpanKind::transfer) continue;
-      EXPECT_EQ(span.path, GetParam().transport);
+      EXPECT_EQ(span.path, testing::path_of(GetParam().transport));
       bytes += span.bytes;
     }
     EXPECT_EQ(names, expected);
@@ -241,6 +242,14 @@ INSTANTIATE_TEST_SUITE_P(Paths, Gather,
                                            Case{"grouped", 1}),
                          [](const auto& info) {
                            return std::string(info.param.transport) + (info.param.queues == 0 ? "_free" : "_one_queue");
+                         });
+
+INSTANTIATE_TEST_SUITE_P(Staged, Gather,
+                         ::testing::Values(Case{"staged:loopback", 0}, Case{"staged:loopback", 1},
+                                           Case{"staged:tcp", 0}, Case{"staged:tcp", 1}),
+                         [](const auto& info) {
+                           return testing::test_name_of(info.param.transport) +
+                                  (info.param.queues == 0 ? "_free" : "_one_queue");
                          });
 
 TEST(GatherUsage, RejectsWhatDoesNotFit) {

@@ -42,7 +42,7 @@ class Reduce : public ::testing::TestWithParam<Case> {
     o.ranks = ranks;
     o.transport = GetParam().transport;
     o.queues = GetParam().queues;
-    if (o.transport != "tcp")
+    if (!o.transport.ends_with("tcp"))
       o.transport_options = {{"delay_us", "300"}, {"seed", std::to_string(testing::test_seed() + seed)}};
     return o;
   }
@@ -183,6 +183,14 @@ INSTANTIATE_TEST_SUITE_P(Paths, Reduce,
                                            Case{"grouped", 1}),
                          [](const auto& info) {
                            return std::string(info.param.transport) + (info.param.queues == 0 ? "_free" : "_one_queue");
+                         });
+
+INSTANTIATE_TEST_SUITE_P(Staged, Reduce,
+                         ::testing::Values(Case{"staged:loopback", 0}, Case{"staged:loopback", 1},
+                                           Case{"staged:tcp", 0}, Case{"staged:tcp", 1}),
+                         [](const auto& info) {
+                           return testing::test_name_of(info.param.transport) +
+                                  (info.param.queues == 0 ? "_free" : "_one_queue");
                          });
 
 TEST(ReduceUsage, EveryChunkIsSubmittedExactlyOnce) {

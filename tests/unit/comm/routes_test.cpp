@@ -46,10 +46,10 @@ Tensor source_of(const Communicator& comm, const Plan& plan, std::int64_t width,
 }
 
 // Ranks 0 and 1 on one "host", 2 and 3 on another: "stream" within, "grouped" between.
-ClusterOptions two_hosts(int rank_count = 4) {
+ClusterOptions two_hosts(const std::string& between = "grouped") {
   ClusterOptions o;
-  o.ranks = rank_count;
-  o.transport = "stream,grouped";
+  o.ranks = 4;
+  o.transport = "stream," + between;
   o.options_of_rank = [](int rank) {
     const std::string others = rank < 2 ? "2+3" : "0+1";
     return std::map<std::string, std::string>{{"stream.refuse", others}, {"delay_us", "200"}};
@@ -98,11 +98,14 @@ TEST(Routes, AreTheSameAtBothEnds) {
   });
 }
 
-TEST(Routes, OneOperationRunsOverSeveral) {
+class SeveralRoutes : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(SeveralRoutes, ServeOneOperation) {
   auto rng = testing::test_rng(3);
+  const std::string between = testing::path_of(GetParam());
   for (int round = 0; round < 4; ++round) {
     const Batch batch = testing::random_batch(rng);
-    run_cluster(two_hosts(), [&](Communicator& comm) {
+    run_cluster(two_hosts(GetParam()), [&](Communicator& comm) {
       const Plan plan = batch.plan(comm.rank(), comm.size());
       comm.prepare(plan, spec());
       const Stream stream = comm.device().create_stream();
@@ -119,7 +122,7 @@ TEST(Routes, OneOperationRunsOverSeveral) {
             ASSERT_EQ(landed.data_as<float>()[i * wide + c], value_of(plan.to_global(i), c, op)) << "row " << i;
         }
         work.synchronize(soon());
-        for (const std::string& path : work.paths()) EXPECT_TRUE(path == "stream" || path == "grouped") << path;
+        for (const std::string& path : work.paths()) EXPECT_TRUE(path == "stream" || path == between) << path;
 
         const Tensor mine = Tensor::allocate(comm.device(), DType::f32, {plan.landed_rows(), wide});
         for (std::int64_t i = 0; i < plan.landed_rows(); ++i) {
@@ -143,6 +146,9 @@ TEST(Routes, OneOperationRunsOverSeveral) {
     });
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Between, SeveralRoutes, ::testing::Values("grouped", "staged:loopback"),
+                         [](const auto& info) { return testing::test_name_of(info.param); });
 
 TEST(Routes, APairThatNothingServesIsNamedWithAllReasons) {
   ClusterOptions o = two_hosts();

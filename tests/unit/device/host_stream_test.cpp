@@ -245,6 +245,22 @@ TEST(HostDevice, MemoryIsAlignedAndItsOwn) {
   EXPECT_EQ(addresses.size(), buffers.size());
 }
 
+TEST(HostDevice, StagingMemoryIsAlignedAndNotCounted) {
+  const Device device = Device::host({.poison = true});
+  std::set<void*> addresses;
+  std::vector<std::shared_ptr<void>> blocks;
+  for (const std::size_t bytes : {0U, 1U, 257U}) {
+    blocks.push_back(device.impl().allocate_host(bytes));
+    auto* const data = static_cast<unsigned char*>(blocks.back().get());
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(data) % 256, 0U);
+    for (std::size_t i = 0; i < bytes; ++i) EXPECT_EQ(data[i], 0xFF);
+    addresses.insert(data);
+  }
+  EXPECT_EQ(addresses.size(), blocks.size());
+  EXPECT_EQ(device.memory_use().peak, 0U);
+  EXPECT_THROW(device.impl().allocate_host(SIZE_MAX / 2), Error);
+}
+
 TEST(HostDevice, MoreThanTheMachineHasIsOutOfMemory) {
   const Device device = Device::host({.name = "box"});
   for (const std::size_t bytes : {SIZE_MAX, SIZE_MAX - 255, SIZE_MAX / 2, std::size_t{1} << 50}) {

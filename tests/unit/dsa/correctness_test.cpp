@@ -107,6 +107,15 @@ INSTANTIATE_TEST_SUITE_P(All, Correctness,
                                   (std::get<2>(info.param) == 0 ? "_free_" : "_one_queue_") + std::get<3>(info.param);
                          });
 
+INSTANTIATE_TEST_SUITE_P(Staged, Correctness,
+                         ::testing::Combine(::testing::Range<std::size_t>(0, cases().size()),
+                                            ::testing::Values(Partition::zigzag), ::testing::Values(0, 1),
+                                            ::testing::Values("staged:tcp")),
+                         [](const auto& info) {
+                           return std::string(cases()[std::get<0>(info.param)].name) +
+                                  (std::get<2>(info.param) == 0 ? "_free" : "_one_queue");
+                         });
+
 TEST(Options, Bf16IsAtMostTwiceAsFarOffAsUnsharded) {
   auto rng = testing::test_rng(50);
   const Problem problem = make_problem(rng, {40, 21}, 1, {}, DType::bf16);
@@ -134,7 +143,7 @@ TEST(Options, DroppingLandedRowsChangesNothing) {
   RunOptions options;
   options.cluster.ranks = 3;
   const Results kept = run(problem, options);
-  for (const char* transport : {"loopback", "stream"}) {
+  for (const char* transport : {"loopback", "stream", "staged:loopback"}) {
     options.cluster.transport = transport;
     for (const bool keep : {false, true}) {
       options.keep_landed = keep;

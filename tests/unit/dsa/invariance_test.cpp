@@ -93,7 +93,7 @@ TEST(Invariance, LayersInFlightDoNotDisturbEachOther) {
     options.keep_landed = keep;
     const Results one = run(problem, options);
     options.layers = 3;
-    for (const char* transport : {"loopback", "tcp", "stream", "grouped"}) {
+    for (const char* transport : {"loopback", "tcp", "stream", "grouped", "staged:loopback", "staged:tcp"}) {
       for (const int queues : {0, 1}) {
         options.cluster.transport = transport;
         options.cluster.queues = queues;

@@ -96,6 +96,11 @@ TEST_P(Overlap, TheSameOverAStreamOrderedTransport) {
       GetParam(), "stream", [](auto matches) { return std::make_unique<testing::StreamGate>(std::move(matches)); });
 }
 
+TEST_P(Overlap, TheSameOverAStagedTransport) {
+  run_with_the_last_chunk_held<loopback::Delivery>(
+      GetParam(), "staged:loopback", [](auto matches) { return std::make_unique<loopback::Gate>(std::move(matches)); });
+}
+
 // Holds up the last query block of a rank until a chunk that the rank submitted has arrived at its owner.
 struct Arrivals {
   std::mutex mutex;
@@ -143,7 +148,7 @@ class PatientKernels : public ForwardingKernels {
 TEST_P(Overlap, AFinishedChunkReachesItsOwnerBeforeTheLastBlockIsComputed) {
   auto rng = testing::test_rng(71);
   const Problem problem = make_problem(rng, {64}, 0, {}, DType::f32);
-  for (const char* transport : {"loopback", "tcp", "stream"}) {
+  for (const char* transport : {"loopback", "tcp", "stream", "staged:loopback", "staged:tcp"}) {
     RunOptions options = options_for(GetParam());
     options.cluster.transport = transport;
     options.cluster.operation_timeout = 20s;
@@ -204,6 +209,9 @@ TEST_P(Spans, HaveTheNamesOfTheContract) {
 
 INSTANTIATE_TEST_SUITE_P(Paths, Spans, ::testing::Values("loopback", "stream", "grouped"),
                          [](const auto& info) { return std::string(info.param); });
+
+INSTANTIATE_TEST_SUITE_P(Staged, Spans, ::testing::Values("staged:loopback"),
+                         [](const auto& info) { return testing::test_name_of(info.param); });
 
 }  // namespace
 }  // namespace tandem

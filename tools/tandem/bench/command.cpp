@@ -31,6 +31,8 @@ CommunicatorOptions communicator_options(const BenchJob& job, detail::Membership
   if (job.transport_chosen) options.transport = job.transport;
   options.transport_options = job.transport_options;
   if (job.slow_link > 1) options.transport_options["repeat"] = std::to_string(job.slow_link);
+  // No pair of ranks may take one that does not know the options.
+  if (!options.transport_options.empty()) options.transport = job.transport;
   return options;
 }
 

@@ -9,7 +9,6 @@
 namespace tandem::cli {
 namespace {
 
-using detail::cuda::check;
 using detail::cuda::DeviceGuard;
 using detail::cuda::native_stream;
 using detail::cuda::NativeStream;

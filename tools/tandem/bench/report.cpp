@@ -174,6 +174,7 @@ nlohmann::ordered_json BenchReport::as_json() const {
               {"operation", to_string(job_.operation)},
               {"ranks", job_.ranks},
               {"transport", job_.transport},
+              {"route", header_.route.empty() ? json(nullptr) : json(header_.route)},
               {"device", header_.device},
               {"nccl", header_.facts.nccl_version.empty() ? json(nullptr) : json(header_.facts.nccl_version)},
               {"timing", header_.facts.timing},
