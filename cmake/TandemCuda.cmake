@@ -4,6 +4,12 @@
 set(TANDEM_WITH_CUDA OFF)
 set(TANDEM_CUDA_SOURCES # the library's .cu files, relative to the source directory
   lib/device/cuda/rows.cu
+  lib/dsa/cuda/lists.cu
+  lib/kernels/cuda/generic/head_sums.cu
+  lib/kernels/cuda/generic/indexer_loss.cu
+  lib/kernels/cuda/generic/indexer_topk.cu
+  lib/kernels/cuda/generic/sparse_backward.cu
+  lib/kernels/cuda/generic/sparse_forward.cu
   plugins/transports/cuda_p2p/push_kernel.cu)
 # What the code needs: cudaStreamGetDevice, and an nvcc that knows sm_100.
 set(TANDEM_CUDA_MINIMUM 12.8)

@@ -29,7 +29,7 @@ struct DsaConfig {
   DType dtype = DType::bf16;
   /// How contributions to dkv and d_index_k travel; they are added in fp32 either way.
   DType wire = DType::f32;
-  bool deterministic = false;  ///< the host device always is
+  bool deterministic = false;  ///< equal bits from run to run; unsupported if the kernel set is not
   IndexerLossKind loss = IndexerLossKind::none;
   /// Keep landed rows until backward, or gather them again there.
   bool keep_landed = true;
@@ -93,7 +93,7 @@ struct DsaMemory {
   std::uint64_t gradients = 0;
   std::uint64_t accumulators = 0;  ///< fp32 over landed rows
   std::uint64_t staging = 0;       ///< both slots of contributions, coming and going
-  std::uint64_t tables = 0;        ///< of rows, for kernels; stream-ordered communicators only
+  std::uint64_t tables = 0;        ///< of rows, for kernels: of stream-ordered communicators, and of a plan on GPUs
   std::uint64_t saved = 0;         ///< of the above, what the context keeps until backward beside the outputs
 
   std::uint64_t total() const noexcept {
@@ -103,6 +103,11 @@ struct DsaMemory {
 
 /// One attention layer's worth of context-parallel DSA. One thread at a time, same order of calls on all ranks. `comm`
 /// must outlive it.
+///
+/// On a GPU forward and backward enqueue kernels, copies and waits alone, so that they can be captured in a CUDA graph
+/// once the plan is prepared, if the transport can be. A graph reads and writes the tensors that were given and
+/// returned when it was captured: keep them, the context and this object for as long as it is replayed. Calls keep some
+/// memory for the next one on the same stream, so give as few streams as possible.
 class TANDEM_EXPORT DsaAttention {
  public:
   DsaAttention(Communicator& comm, std::shared_ptr<KernelSet> kernels, const DsaConfig& config);
@@ -131,6 +136,10 @@ class TANDEM_EXPORT DsaAttention {
                     const Stream& stream);
   /// With keep_landed = false: starts gathering the rows of `context` again, so that backward finds them here.
   void prefetch(const DsaContext& context, const DsaInputs& inputs, const Stream& stream);
+
+  /// Blocks until the work given to `stream` is done. Throws timeout, device, and what the kernels found wrong with
+  /// their inputs and could not say otherwise (KernelSet::throw_if_failed): invalid_argument, naming the row.
+  void synchronize(const Stream& stream, Deadline deadline);
 
   DsaMemory memory(const Plan& plan) const;
   const DsaConfig& config() const noexcept;

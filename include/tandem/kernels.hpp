@@ -33,6 +33,13 @@ struct IndexerInputs {
   std::span<const std::int64_t> key_end;
   std::int64_t topk = 0;
   bool relu = true;
+  /// The same bounds for kernels of a GPU, which cannot read spans of the host: i32 [s, 2], begin and end of each row.
+  /// Device memory, dense, like the next two. The cpu kernels ignore all three.
+  Tensor bounds = {};
+  /// Of indexer_topk: i32 [rows of the step], the local rows of step.rows one by one.
+  Tensor step_rows = {};
+  /// Of indexer_topk: i32 [ranges, 2], begin and end of each of step.keys.
+  Tensor step_keys = {};
 };
 
 /// Lists of selected keys. Total order: score descending, then landed row ascending; -0 equals +0; NaN is never
@@ -54,7 +61,8 @@ struct AttentionInputs {
   Tensor q;   ///< T [s, H, d], d = 576 or 512
   Tensor kv;  ///< T [n, d], landed rows; columns [0, 512) are the value
   /// i32 [s, K] landed rows, any order, duplicates count once, negative entries and those beyond length are ignored. A
-  /// length outside 0..K or an entry that is no landed row fails the stream's task (invalid_argument).
+  /// length outside 0..K or an entry that is no landed row fails the stream's task (invalid_argument). A GPU, which has
+  /// no tasks, takes such a length for 0, ignores such an entry, and has KernelSet::throw_if_failed tell.
   Tensor indices;
   Tensor length;  ///< i32 [s]
   /// f32 [H], or empty: a logit that takes part in the softmax of a head with value 0 (natural-log units, unscaled).
@@ -114,6 +122,11 @@ class TANDEM_EXPORT KernelSet {
   virtual std::string name() const = 0;
   /// Changes whenever any result may change by a bit; part of the fingerprint that ranks compare.
   virtual std::uint32_t numerics_version() const = 0;
+  /// Whether gradients that rows add up (dkv, dsink, d_index_k) have the same bits in every run.
+  virtual bool deterministic() const { return true; }
+  /// Throws what enqueued work found wrong with its inputs and had no other way to say (invalid_argument, naming the
+  /// row), once. Complete when the streams are synchronized; every call of a GPU's kernels begins with it.
+  virtual void throw_if_failed() {}
 
   /// One step of the plan: rows of `step.rows` look at `step.keys`. Carried rows are numbered in the order of
   /// step.rows. If step.first their state starts empty, else it continues; if step.last their lists are written, else
@@ -141,5 +154,11 @@ struct CpuKernelOptions {
 /// numerics_version() tells apart. Scratch of a call: per thread a tile of rows and keys, and 16 MiB for the backward
 /// or the loss, more only if that does not hold two rows a thread.
 TANDEM_EXPORT std::shared_ptr<KernelSet> cpu_kernels(const CpuKernelOptions& options = {});
+
+/// Correct on every GPU that the library's kernels were built for, and not tuned for any: name "cuda.generic". K is at
+/// most 8192. What it enqueues can be captured in a CUDA graph, and needs no memory beside its arguments. Forward
+/// results have the same bits in every run; dkv, dsink and d_index_k are added by atomics and do not. Throws
+/// unsupported, with the reason, for a device of the host and in a build without CUDA code.
+TANDEM_EXPORT std::shared_ptr<KernelSet> cuda_kernels(const Device& device);
 
 }  // namespace tandem

@@ -5,6 +5,7 @@
 
 #include "comm/prepared.hpp"
 #include "dsa/attention_impl.hpp"
+#include "dsa/cuda/lists.hpp"
 
 namespace tandem {
 
@@ -47,6 +48,11 @@ DsaAttention::DsaAttention(Communicator& comm, std::shared_ptr<KernelSet> kernel
     : impl_(std::make_unique<Impl>(Impl{&comm, std::move(kernels), config})) {
   if (!impl_->kernels) throw Error(ErrorCode::invalid_argument, "no kernel set given");
   check_config(config);
+  if (config.deterministic && !impl_->kernels->deterministic()) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("deterministic: the gradients of kernel set {} are added in no fixed order",
+                            impl_->kernels->name()));
+  }
   if (impl_->config.scale == 0.0F) impl_->config.scale = 1.0F / std::sqrt(static_cast<float>(config.dim));
 }
 
@@ -54,7 +60,7 @@ DsaAttention::~DsaAttention() = default;
 DsaAttention::DsaAttention(DsaAttention&&) noexcept = default;
 
 const DsaConfig& DsaAttention::config() const noexcept { return impl_->config; }
-void DsaAttention::prepare(const Plan& plan) { impl_->comm->prepare(plan, impl_->batch_spec()); }
+void DsaAttention::prepare(const Plan& plan) { impl_->prepare(plan); }
 DsaMemory DsaAttention::memory(const Plan& plan) const { return impl_->memory(plan); }
 
 DsaAttention::Forward DsaAttention::forward(const Plan& plan, const DsaInputs& inputs, const Stream& stream) {
@@ -81,6 +87,11 @@ void DsaAttention::prefetch(const DsaContext& context, const DsaInputs& inputs, 
   data.prefetched = impl_->gather_again(data, inputs, stream);
 }
 
+void DsaAttention::synchronize(const Stream& stream, Deadline deadline) {
+  stream.synchronize(deadline);
+  impl_->kernels->throw_if_failed();
+}
+
 std::uint64_t DsaContext::bytes() const {
   if (!data_) return 0;
   std::uint64_t sum = 0;
@@ -102,6 +113,13 @@ BatchSpec DsaAttention::Impl::batch_spec() const {
   return spec;
 }
 
+void DsaAttention::Impl::prepare(const Plan& plan) {
+  comm->prepare(plan, batch_spec());
+  if (!on_gpu()) return;
+  constexpr std::chrono::seconds patience{60};  // with whatever else the GPU does
+  tables.insert_or_assign(plan.hash(), detail::make_plan_tables(plan, comm->device(), Deadline::after(patience)));
+}
+
 void DsaAttention::Impl::check_inputs(const Plan& plan, const DsaInputs& in) const {
   const std::int64_t s = plan.rows();
   const DType t = config.dtype;
@@ -113,6 +131,10 @@ void DsaAttention::Impl::check_inputs(const Plan& plan, const DsaInputs& in) con
     if (has_loss())
       throw Error(ErrorCode::unsupported,
                   "an indexer loss needs the indexer: give index_q, index_k and index_w, not lists");
+    if (on_gpu() && config.topk > detail::cuda::most_given_topk) {
+      throw Error(ErrorCode::unsupported, fmt::format("indices: on a GPU lists may have {} columns, got {}",
+                                                      detail::cuda::most_given_topk, config.topk));
+    }
     return;
   }
   detail::check_tensor("index_q", in.index_q, t, {s, config.index_heads, index_dim});
@@ -148,12 +170,14 @@ DsaMemory DsaAttention::Impl::memory(const Plan& plan) const {
   m.inputs = e * s * (h * d + d + hi * i + i) + 4 * s * hi + 4 * h;  // a sink's logits
   m.outputs = e * s * h * v + 4 * s * h + 4 * s * k + 4 * s + 8 + (loss ? 8 * s : 0);
   m.landed = Prepared::slots * arena.gather.bytes + kept;
-  m.scratch = lists + carried * (8 * k + 4) + 2 * tile;
+  // On a GPU backward finds the tile of forward.
+  m.scratch = lists + carried * (8 * k + 4) + (on_gpu() ? 1 : 2) * tile;
   m.saved = lists + 4 * s + kept;
   m.gradients = e * s * h * d + 4 * s * d + 4 * h + (loss ? e * s * hi * i + 4 * s * (i + hi) : 0);
   m.accumulators = 4 * n * (d + (loss ? i : 0));
   m.staging = Prepared::slots * arena.reduce.bytes;
   if (comm->stream_ordered()) m.tables = detail::table_bytes(arena);
+  if (on_gpu()) m.tables += detail::plan_table_bytes(plan);
   return m;
 }
 

@@ -2,10 +2,14 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "device/impl.hpp"
+#include "dsa/plan_tables.hpp"
+#include "dsa/temporaries.hpp"
 #include "tandem/dsa.hpp"
 
 namespace tandem {
@@ -29,7 +33,8 @@ struct DsaContext::Data {
 
 namespace detail {
 
-/// Holds what enqueued work refers to until the stream is past it, also when enqueueing ends in an exception.
+/// Holds what enqueued work refers to until the stream is past it, also when enqueueing ends in an exception. A GPU
+/// needs nothing of the kind, as freeing its memory waits for its work.
 class KeepAlive {
  public:
   KeepAlive(const Stream& stream, const Plan& plan) : stream_(stream), plan_(plan) {}
@@ -44,9 +49,10 @@ class KeepAlive {
   std::vector<std::shared_ptr<const void>> things_;
 };
 
-/// Local positions -> landed lists: drops -1 and what the row does not see, sorts, removes duplicates.
+/// Global positions -> landed lists: drops -1 and what the row does not see, sorts, removes duplicates. At once, on the
+/// host.
 void to_landed_lists(const Plan& plan, const Tensor& global, const Tensor& indices, const Tensor& length);
-/// Landed lists -> global positions, ascending, -1 beyond the length.
+/// Landed lists -> global positions, ascending, -1 beyond the length. At once, on the host.
 void to_global_lists(const Plan& plan, const Tensor& indices, const Tensor& length, const Tensor& global);
 
 void check_tensor(const char* name, const Tensor& tensor, DType dtype, std::initializer_list<std::int64_t> shape);
@@ -62,8 +68,11 @@ struct DsaAttention::Impl {
   Communicator* comm;
   std::shared_ptr<KernelSet> kernels;
   DsaConfig config;
+  std::map<std::uint64_t, detail::PlanTables> tables = {};  ///< of prepared plans, by hash; GPUs only
+  detail::Temporaries temporaries = {};
 
   BatchSpec batch_spec() const;
+  void prepare(const Plan& plan);
   void check_inputs(const Plan& plan, const DsaInputs& in) const;
   Forward forward(const Plan& plan, const DsaInputs& in, const Stream& stream);
   Backward backward(DsaContext::Data& context, const DsaInputs& in, const Tensor& dout, double dloss,
@@ -72,6 +81,14 @@ struct DsaAttention::Impl {
   DsaMemory memory(const Plan& plan) const;
 
   bool has_loss() const noexcept { return config.loss != IndexerLossKind::none; }
+  bool on_gpu() const noexcept { return comm->device().kind() == DeviceKind::cuda; }
+  /// Throws invalid_usage if the plan was not prepared.
+  const detail::PlanTables& tables_of(const Plan& plan) const;
+  /// Enqueues the conversion of lists.
+  void to_landed(const Plan& plan, const Tensor& global, const Tensor& indices, const Tensor& length,
+                 const Stream& stream) const;
+  void to_global(const Plan& plan, const Tensor& indices, const Tensor& length, const Tensor& global,
+                 const Stream& stream) const;
   double loss_scale(const Plan& plan) const;
   IndexerInputs indexer_inputs(const Plan& plan, const DsaInputs& in, const Tensor& index_k) const;
   AttentionInputs attention_inputs(const DsaInputs& in, const Tensor& kv, const Tensor& indices,
@@ -89,7 +106,8 @@ struct DsaAttention::Impl {
   template <class F>
   void compute(const Stream& stream, const std::string& name, F&& work) {
     const std::shared_ptr<Trace>& trace = comm->trace();
-    if (!trace) {
+    // The tasks that take the times run once; a graph would run them again.
+    if (!trace || stream.impl().capture() != 0) {
       work();
       return;
     }

@@ -34,7 +34,7 @@ DsaAttention::Backward DsaAttention::Impl::backward(DsaContext::Data& context, c
   DsaGradients g;
   g.dq = allocate(config.dtype, {s, config.heads, config.dim});
   g.dkv = allocate(DType::f32, {s, config.dim});
-  const Tensor dkv = allocate(DType::f32, {n, config.dim});
+  const Tensor dkv = temporaries.take("dkv", stream, DType::f32, {n, config.dim});
   detail::zero_on(stream, dkv);
   if (in.sink.valid()) {
     g.dsink = allocate(DType::f32, {config.heads});
@@ -46,7 +46,7 @@ DsaAttention::Backward DsaAttention::Impl::backward(DsaContext::Data& context, c
     g.d_index_q = loss.d_index_q = allocate(config.dtype, {s, config.index_heads, index_dim});
     g.d_index_w = loss.d_index_w = allocate(DType::f32, {s, config.index_heads});
     g.d_index_k = allocate(DType::f32, {s, index_dim});
-    loss.d_index_k = allocate(DType::f32, {n, index_dim});
+    loss.d_index_k = temporaries.take("d_index_k", stream, DType::f32, {n, index_dim});
     loss.loss_scale = loss_scale(plan);
     loss.upstream = dloss;
     detail::zero_on(stream, loss.d_index_k);
@@ -66,7 +66,10 @@ DsaAttention::Backward DsaAttention::Impl::backward(DsaContext::Data& context, c
       for (const ChunkId chunk : plan.final_after(b)) reduction.submit("d_index_k", chunk, stream);
     });
   }
-  return {std::move(g), reduction.finish(stream)};
+  const Work work = reduction.finish(stream);
+  // The next backward on this stream adds into the same accumulators, which must have been read by then.
+  if (on_gpu()) work.wait(stream);
+  return {std::move(g), work};
 }
 
 }  // namespace tandem

@@ -21,7 +21,9 @@ std::int64_t most_visible_keys(const Plan& plan) {
 }
 
 IndexerInputs DsaAttention::Impl::indexer_inputs(const Plan& plan, const DsaInputs& in, const Tensor& index_k) const {
-  return {in.index_q, in.index_w, index_k, plan.key_begin(), plan.key_end(), config.topk, config.relu};
+  IndexerInputs indexer{in.index_q, in.index_w, index_k, plan.key_begin(), plan.key_end(), config.topk, config.relu};
+  if (on_gpu()) indexer.bounds = tables_of(plan).bounds;
+  return indexer;
 }
 
 AttentionInputs DsaAttention::Impl::attention_inputs(const DsaInputs& in, const Tensor& kv, const Tensor& indices,
@@ -40,14 +42,19 @@ void DsaAttention::Impl::select(const Plan& plan, const DsaInputs& in, const Wor
   for (const IndexerStep& step : plan.indexer_steps()) {
     if (!step.last) carried = std::max(carried, step.row_count());
   }
-  const TopkState state{allocate(DType::f32, {carried, config.topk}), allocate(DType::i32, {carried, config.topk}),
-                        allocate(DType::i32, {carried})};
+  const TopkState state{temporaries.take("scores", stream, DType::f32, {carried, config.topk}),
+                        temporaries.take("indices", stream, DType::i32, {carried, config.topk}),
+                        temporaries.take("length", stream, DType::i32, {carried})};
   keep.add(std::make_shared<TopkState>(state));
-  const IndexerInputs indexer = indexer_inputs(plan, in, gather.landed("index_k"));
-  int number = 0;
+  IndexerInputs indexer = indexer_inputs(plan, in, gather.landed("index_k"));
+  std::size_t number = 0;
   for (const IndexerStep& step : plan.indexer_steps()) {
     // Each wait stands right before the step that needs it: whatever was enqueued so far runs meanwhile.
     for (const ChunkId chunk : step.chunks) gather.wait(stream, "index_k", chunk);
+    if (on_gpu()) {
+      indexer.step_rows = tables_of(plan).steps[number].rows;
+      indexer.step_keys = tables_of(plan).steps[number].keys;
+    }
     compute(stream, fmt::format("compute/indexer/{}", number++),
             [&] { kernels->indexer_topk(step, indexer, state, lists, stream); });
   }
@@ -82,9 +89,7 @@ DsaAttention::Forward DsaAttention::Impl::forward(const Plan& plan, const DsaInp
   detail::zero_on(stream, out.nan_count);
 
   if (context->given_lists) {
-    stream.run([plan, lists = in.indices, to = context->indices, length = context->length] {
-      detail::to_landed_lists(plan, lists, to, length);
-    });
+    to_landed(plan, in.indices, context->indices, context->length, stream);
   } else {
     select(plan, in, gather, {context->indices, context->length, out.nan_count}, stream, keep);
   }
@@ -95,9 +100,7 @@ DsaAttention::Forward DsaAttention::Impl::forward(const Plan& plan, const DsaInp
     kernels->sparse_mla_forward(attention_inputs(in, kv, context->indices, context->length),
                                 {out.out, out.lse, context->head_sums}, stream);
   });
-  stream.run([plan, from = context->indices, length = context->length, to = out.indices] {
-    detail::to_global_lists(plan, from, length, to);
-  });
+  to_global(plan, context->indices, context->length, out.indices, stream);
   if (has_loss()) {
     out.loss = allocate(DType::f64, {s});
     if (config.target_hook && context->head_sums.valid()) config.target_hook(context->head_sums, stream);
@@ -128,7 +131,8 @@ void DsaAttention::Impl::run_loss(const DsaContext::Data& context, const DsaInpu
   const bool dense = config.loss == IndexerLossKind::dense;
   const LossSupport support = dense ? LossSupport{} : LossSupport{context.indices, context.length};
   // One tile of rows by keys for all blocks: the stream uses it for one after the other.
-  const Tensor tile = dense ? allocate(DType::f32, {loss_block_rows(plan), most_visible_keys(plan)}) : Tensor();
+  const Tensor tile =
+      dense ? temporaries.take("tile", stream, DType::f32, {loss_block_rows(plan), most_visible_keys(plan)}) : Tensor();
   const char* pass = loss.d_index_k.valid() ? "indexer_backward" : "indexer_loss";
   for (std::size_t b = 0; b < plan.query_blocks().size(); ++b) {
     loss.rows = plan.query_blocks()[b];

@@ -6,11 +6,13 @@
 #include <cstring>
 
 #include "dsa/attention_impl.hpp"
+#include "dsa/cuda/lists.hpp"
 
 namespace tandem::detail {
 
 KeepAlive::~KeepAlive() {
   try {
+    if (stream_.device().kind() == DeviceKind::cuda) return;
     stream_.run([plan = plan_, things = std::move(things_)] {});
   } catch (const std::exception&) {
     // Only memory is short enough to end here, and then what was enqueued is not past it either: keep it for good.
@@ -66,10 +68,44 @@ void check_tensor(const char* name, const Tensor& tensor, DType dtype, std::init
 }
 
 void zero_on(const Stream& stream, const Tensor& tensor) {
-  stream.run([tensor] {
-    if (tensor.elements() > 0)
-      std::memset(tensor.data(), 0, static_cast<std::size_t>(tensor.elements()) * size_of(tensor.dtype()));
+  const std::size_t bytes = static_cast<std::size_t>(tensor.elements()) * size_of(tensor.dtype());
+  if (stream.device().kind() == DeviceKind::cuda) {
+    cuda::zero(stream, tensor.data(), bytes);
+    return;
+  }
+  stream.run([tensor, bytes] {
+    if (bytes > 0) std::memset(tensor.data(), 0, bytes);
   });
 }
 
 }  // namespace tandem::detail
+
+namespace tandem {
+
+const detail::PlanTables& DsaAttention::Impl::tables_of(const Plan& plan) const {
+  const auto it = tables.find(plan.hash());
+  if (it != tables.end()) return it->second;
+  throw Error(ErrorCode::invalid_usage, fmt::format("this plan was not prepared: {}", plan.layout().describe()),
+              comm->rank());
+}
+
+void DsaAttention::Impl::to_landed(const Plan& plan, const Tensor& global, const Tensor& indices, const Tensor& length,
+                                   const Stream& stream) const {
+  if (on_gpu()) {
+    const detail::PlanTables& t = tables_of(plan);
+    detail::cuda::to_landed_lists(stream, t.bounds, t.shift, global, indices, length);
+    return;
+  }
+  stream.run([=] { detail::to_landed_lists(plan, global, indices, length); });
+}
+
+void DsaAttention::Impl::to_global(const Plan& plan, const Tensor& indices, const Tensor& length, const Tensor& global,
+                                   const Stream& stream) const {
+  if (on_gpu()) {
+    detail::cuda::to_global_lists(stream, tables_of(plan).shift, indices, length, global);
+    return;
+  }
+  stream.run([=] { detail::to_global_lists(plan, indices, length, global); });
+}
+
+}  // namespace tandem

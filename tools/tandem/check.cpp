@@ -242,7 +242,7 @@ CheckResult check(const DsaJob& job, const Results& results) {
   std::vector<Comparison> comparisons{Comparison(results)};
   std::unique_ptr<RankRun> unsharded;
   if (job.dtype == DType::bf16) {
-    unsharded = std::make_unique<RankRun>(job, 1, cores());
+    unsharded = std::make_unique<RankRun>(job, 1, 0, cores());
     unsharded->run({}, false);
     comparisons.emplace_back(unsharded->results());
     result.unsharded_sets_differ = !same_bytes(results.outputs.indices, unsharded->results().outputs.indices);

@@ -40,9 +40,10 @@ bool run_rank(RankRun& run, int rank, CommunicatorOptions options, bool from_env
   }
 }
 
-std::vector<std::unique_ptr<RankRun>> make_runs(const DsaJob& job, int count, int threads) {
+// Of `count` ranks from `first` on.
+std::vector<std::unique_ptr<RankRun>> make_runs(const DsaJob& job, int first, int count, int threads) {
   std::vector<std::unique_ptr<RankRun>> runs;
-  for (int i = 0; i < count; ++i) runs.push_back(std::make_unique<RankRun>(job, job.ranks, threads));
+  for (int i = 0; i < count; ++i) runs.push_back(std::make_unique<RankRun>(job, job.ranks, first + i, threads));
   return runs;
 }
 
@@ -107,7 +108,7 @@ int run_dsa(const DsaArguments& arguments, const std::vector<std::string>& comma
     return launch(launch_options);
   }
   const int rank = threads ? 0 : launched->rank;
-  auto runs = make_runs(job, threads ? job.ranks : 1, threads ? threads_per_local_rank(job.ranks) : 0);
+  auto runs = make_runs(job, rank, threads ? job.ranks : 1, threads ? threads_per_local_rank(job.ranks) : 0);
   bool good = false;
   if (threads) {
     good = run_threads(job, runs);

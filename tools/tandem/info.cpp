@@ -134,18 +134,36 @@ json unavailable_json(const detail::Topology& topology) {
     if (const std::string reason = why_unusable(*t, topology); !reason.empty())
       add(fmt::format("{} transport", t->name), reason);
   }
+  try {
+    cuda_kernels(Device::cuda());
+  } catch (const Error& e) {
+    add("cuda.generic kernels", e.what());
+  }
+  return list;
+}
+
+json kernels_json() {
+  json list = json::array();
+  const auto add = [&](const KernelSet& set) {
+    list.push_back({{"name", set.name()}, {"numerics_version", set.numerics_version()}});
+  };
+  add(*cpu_kernels());
+  try {
+    add(*cuda_kernels(Device::cuda()));
+  } catch (const Error&) {
+    // Why it is not there is told among the unavailable.
+  }
   return list;
 }
 
 json info_json(const detail::Topology& topology) {
-  const std::shared_ptr<KernelSet> cpu = cpu_kernels();
   return {{"version", version()},
           {"compiler", compiler()},
           {"host", host_json()},
           {"devices", devices_json()},
           {"cuda", gpu_json(topology)},
           {"transports", transports_json()},
-          {"kernels", json::array({{{"name", cpu->name()}, {"numerics_version", cpu->numerics_version()}}})},
+          {"kernels", kernels_json()},
           {"interfaces", interfaces_json()},
           {"libraries", libraries_json()},
           {"routes", json::array()},
@@ -188,7 +206,7 @@ std::string info_text(const json& info, const detail::Topology& topology) {
     fmt::format_to(out, "  {:<12} {}\n", get(l, "name"), found.empty() ? "not found: " + get(l, "missing") : found);
   }
   if (!info["unavailable"].empty()) text += "\nnot available\n";
-  for (const json& m : info["unavailable"]) fmt::format_to(out, "  {:<18} {}\n", get(m, "name"), get(m, "reason"));
+  for (const json& m : info["unavailable"]) fmt::format_to(out, "  {:<20} {}\n", get(m, "name"), get(m, "reason"));
   text += "\nenvironment\n";
   for (const json& v : info["environment"]) {
     const std::string value = get(v, "value");

@@ -76,15 +76,36 @@ DType choose_dtype(std::string_view option, const std::optional<std::string>& te
   return text && parse_choice(option, *text, {"fp32", "bf16"}) == 1 ? DType::bf16 : DType::f32;
 }
 
+void choose_device(const DsaArguments& a, DsaJob& job) {
+  if (a.device && parse_choice("--device", *a.device, {"host", "cuda"}) == 1) job.device = DeviceKind::cuda;
+  if (job.device == DeviceKind::cuda && Device::cuda_count() == 0) {
+    try {
+      Device::cuda();
+    } catch (const Error& e) {
+      throw UsageError(fmt::format("--device: cuda cannot be used: {}", e.what()));
+    }
+  }
+  const std::vector<std::string> of_device{job.device == DeviceKind::cuda ? "cuda.generic" : "cpu"};
+  job.kernels = of_device.front();
+  if (!a.kernels) return;
+  job.kernels =
+      std::vector<std::string>{"cpu", "cuda.generic"}[parse_choice("--kernels", *a.kernels, {"cpu", "cuda.generic"})];
+  if (job.kernels != of_device.front()) {
+    throw UsageError(fmt::format("--kernels: {} do not run on --device {}; use {}", job.kernels,
+                                 job.device == DeviceKind::cuda ? "cuda" : "host", of_device.front()));
+  }
+}
+
 void choose_ranks(const DsaArguments& a, const std::optional<LaunchedRank>& launched, DsaJob& job) {
-  const std::vector<std::string> transports{"tcp", "loopback"};
+  const std::vector<std::string> transports = job.device == DeviceKind::cuda
+                                                  ? std::vector<std::string>{"cuda_p2p"}
+                                                  : std::vector<std::string>{"tcp", "loopback"};
+  job.transport = transports.front();
   if (a.transport) {
     job.transport = transports[parse_choice("--transport", *a.transport, transports)];
   } else if (const std::optional<std::string> chosen = Env::read().transport) {
     job.transport = transports[parse_choice("TANDEM_TRANSPORT", *chosen, transports)];
   }
-  if (a.device && *a.device == "cuda") throw UsageError("--device: cuda is not built into this version; use host");
-  if (a.device) parse_choice("--device", *a.device, {"host"});
   job.ranks = static_cast<int>(integer_or("--ranks", a.ranks, 1, most_ranks, launched ? launched->size : 4));
   if (!launched) return;
   if (job.ranks != launched->size) {
@@ -125,6 +146,11 @@ PlanOptions DsaJob::plan_options(int over_ranks) const {
   return options;
 }
 
+Device device_of(const DsaJob& job, int rank) {
+  if (job.device == DeviceKind::host) return Device::host();
+  return Device::cuda(rank % std::max(1, Device::cuda_count()));
+}
+
 std::optional<LaunchedRank> launched_rank() {
   const Env env = Env::read();
   if (!env.store && !(env.master_addr && env.rank)) return std::nullopt;
@@ -142,6 +168,7 @@ std::optional<LaunchedRank> launched_rank() {
 
 DsaJob make_job(const DsaArguments& a, const std::optional<LaunchedRank>& launched) {
   DsaJob job;
+  choose_device(a, job);
   choose_ranks(a, launched, job);
   if (a.rendezvous_timeout) job.rendezvous_timeout = parse_seconds("--rendezvous-timeout", *a.rendezvous_timeout);
   if (a.timeout) job.timeout = parse_seconds("--timeout", *a.timeout);
@@ -155,6 +182,9 @@ DsaJob make_job(const DsaArguments& a, const std::optional<LaunchedRank>& launch
   job.wire = choose_dtype("--wire", a.wire);
   if (a.seed) job.seed = parse_seed("--seed", *a.seed);
   job.deterministic = a.deterministic;
+  if (job.deterministic && job.kernels == "cuda.generic") {
+    throw UsageError("--deterministic: cuda.generic adds gradients of keys in no fixed order");
+  }
   job.check = a.check;
   job.memory = a.memory;
   job.json = a.json;

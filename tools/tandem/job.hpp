@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tandem/device.hpp"
 #include "tandem/layout.hpp"
 #include "tandem/plan.hpp"
 #include "tandem/tensor.hpp"
@@ -22,8 +23,8 @@ struct ModelShape {
 
 /// The options of `tandem dsa` as they were typed; empty means not given.
 struct DsaArguments {
-  std::optional<std::string> ranks, transport, device, rendezvous_timeout, timeout, model, seq_len, docs, pad_to,
-      layout, topk, heads, index_heads, chunk_tokens, dtype, wire, trace, seed;
+  std::optional<std::string> ranks, transport, device, kernels, rendezvous_timeout, timeout, model, seq_len, docs,
+      pad_to, layout, topk, heads, index_heads, chunk_tokens, dtype, wire, trace, seed;
   std::vector<std::string> input;
   bool deterministic = false;
   bool check = false;
@@ -35,6 +36,8 @@ struct DsaArguments {
 struct DsaJob {
   int ranks = 4;
   std::string transport = "tcp";
+  DeviceKind device = DeviceKind::host;
+  std::string kernels = "cpu";  ///< name of the kernel set
   std::chrono::milliseconds rendezvous_timeout{10000};
   std::chrono::milliseconds timeout{60000};
   std::string model = "tiny";
@@ -65,6 +68,9 @@ struct LaunchedRank {
 };
 /// Throws Error if only part of it is set.
 std::optional<LaunchedRank> launched_rank();
+
+/// The GPU of a rank; ranks share GPUs where they are more. Throws unsupported if there is none.
+Device device_of(const DsaJob& job, int rank);
 
 /// Throws UsageError. Reads the --input files; tries whether the --trace file can be written.
 DsaJob make_job(const DsaArguments& arguments, const std::optional<LaunchedRank>& launched);

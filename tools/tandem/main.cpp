@@ -43,7 +43,10 @@ Examples:
   tandem dsa --check
   tandem dsa --ranks 3 --docs 100,0,257,31 --layout contiguous --check
   tandem dsa --ranks 2 --docs 90,128 --pad-to 128 --dtype bf16 --check
-  tandem dsa --ranks 4 --transport loopback --seq-len 512 --memory --json)";
+  tandem dsa --ranks 4 --transport loopback --seq-len 512 --memory --json
+  tandem dsa --ranks 2 --device host --kernels cpu --check
+
+On a GPU, ranks of one host share it if there are fewer GPUs: tandem dsa --ranks 2 --device cuda --dtype bf16 --check)";
 
 constexpr const char* bench_footer = R"(
 Sizes count the bytes of all ranks together, as nccl-tests does. Times are those of the slowest rank: the median, the 95th
@@ -145,8 +148,10 @@ class Cli {
     };
     DsaArguments& a = dsa_;
     value("--ranks", a.ranks, "N", "Number of ranks (4, or the launcher's)");
-    value("--transport", a.transport, "tcp|loopback", "tcp between processes (default) or loopback between threads");
-    value("--device", a.device, "host", "Where ranks compute (host)");
+    value("--transport", a.transport, "NAME",
+          "tcp between processes (default) or loopback between threads; cuda_p2p between GPUs");
+    value("--device", a.device, "host|cuda", "Where ranks compute (host); ranks share GPUs if they are more");
+    value("--kernels", a.kernels, "NAME", "Kernel set: cpu on the host, cuda.generic on GPUs");
     value("--rendezvous-timeout", a.rendezvous_timeout, "S", "Seconds for ranks to find each other (10)");
     value("--timeout", a.timeout, "S", "Seconds that an operation may take (60)");
     value("--model", a.model, "NAME",
@@ -163,7 +168,8 @@ class Cli {
     value("--index-heads", a.index_heads, "Hi", "Heads of the indexer");
     value("--chunk-tokens", a.chunk_tokens, "C", "Most rows of a chunk (an eighth of a shard, at most 1024)");
     value("--dtype", a.dtype, "fp32|bf16", "Of inputs and outputs (fp32)");
-    dsa->add_flag("--deterministic", a.deterministic, "Equal bits from run to run (always so on the host)");
+    dsa->add_flag("--deterministic", a.deterministic,
+                  "Equal bits from run to run (always so on the host; not of cuda.generic)");
     value("--wire", a.wire, "fp32|bf16", "How gradients of keys travel (fp32)");
     dsa->add_flag("--check", a.check, "Compare with the unsharded float64 reference");
     dsa->add_flag("--memory", a.memory, "Show each rank's memory");

@@ -25,7 +25,8 @@ DsaConfig config_of(const DsaJob& job) {
 
 }  // namespace
 
-RankRun::RankRun(const DsaJob& job, int ranks, int threads) : job_(job), ranks_(ranks), threads_(threads) {
+RankRun::RankRun(const DsaJob& job, int ranks, int rank, int threads)
+    : job_(job), ranks_(ranks), threads_(threads), device_(device_of(job, rank)) {
   stream_ = device_.create_stream({.name = "compute"});
 }
 
@@ -64,19 +65,40 @@ bool RankRun::idle(Deadline deadline) const noexcept {
 void RankRun::compute() {
   const SequenceLayout layout = job_.layout(ranks_);
   plan_.emplace(layout, comm_->rank(), job_.plan_options(ranks_));
-  attention_ = std::make_unique<DsaAttention>(*comm_, cpu_kernels({.threads = threads_}), config_of(job_));
+  attention_ = std::make_unique<DsaAttention>(*comm_, make_kernels(), config_of(job_));
   attention_->prepare(*plan_);
   memory_ = attention_->memory(*plan_);
-  inputs_ = InputGenerator(job_).rows(device_, layout, layout.segments(comm_->rank()));
+  inputs_ = make_inputs();
   comm_->barrier(Deadline::after(job_.timeout));  // all start together: a late peer is no stall of the operator
   trace_->clear();
   forward_ = attention_->forward(*plan_, inputs_.inputs, stream_);
   backward_ = attention_->backward(forward_.context, inputs_.inputs, inputs_.dout, 1.0, stream_);
   backward_.reduce.wait(stream_);
   wait(stream_);
+  attention_->synchronize(stream_, Deadline::after(job_.timeout));
   forward_.gather.status().throw_if_failed();
   backward_.reduce.status().throw_if_failed();
   local_ = {forward_.outputs, backward_.gradients};
+}
+
+InputRows RankRun::make_inputs() const {
+  const SequenceLayout& layout = plan_->layout();
+  const InputRows made = InputGenerator(job_).rows(Device::host(), layout, layout.segments(comm_->rank()));
+  if (device_.kind() == DeviceKind::host) return made;
+  InputRows there = made;
+  DsaInputs& in = there.inputs;
+  for (Tensor* t : {&in.q, &in.kv, &in.index_q, &in.index_k, &in.index_w, &there.dout}) {
+    const Tensor host = *t;
+    *t = allocate_like(device_, host, host.size(0));
+    stream_.copy(t->data(), host.data(), host.row_bytes() * static_cast<std::size_t>(host.size(0)));
+  }
+  stream_.synchronize(Deadline::after(job_.timeout));
+  return there;
+}
+
+std::shared_ptr<KernelSet> RankRun::make_kernels() const {
+  if (job_.kernels == "cuda.generic") return cuda_kernels(device_);
+  return cpu_kernels({.threads = threads_});
 }
 
 // Compute may take long, so there is no deadline; every operation has one of its own, and what it says is seen here.
@@ -101,7 +123,8 @@ RankSummary RankRun::summarize_run() const {
   summary.transfer_us = static_cast<double>(overlap.transfer_ns) / 1e3;
   summary.exposed_us = static_cast<double>(overlap.exposed_ns) / 1e3;
   summary.compute_us = static_cast<double>(overlap.compute_ns) / 1e3;
-  summary.nan_scores = *forward_.outputs.nan_count.data_as<std::int64_t>();
+  stream_.copy(&summary.nan_scores, forward_.outputs.nan_count.data(), sizeof(summary.nan_scores));
+  stream_.synchronize(Deadline::after(job_.timeout));
   summary.memory = memory_;
   std::set<std::string> paths;
   for (const Work* work : {&forward_.gather, &backward_.reduce}) {

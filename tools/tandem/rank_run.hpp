@@ -18,8 +18,8 @@ namespace tandem::cli {
 /// on, so after a failure it must live until they are idle().
 class RankRun {
  public:
-  /// `threads`: of the kernels, 0 for their default.
-  RankRun(const DsaJob& job, int ranks, int threads);
+  /// `rank` chooses the GPU; `threads`: of kernels on the host, 0 for their default.
+  RankRun(const DsaJob& job, int ranks, int rank, int threads);
 
   /// Collective. Throws Error; the other ranks hear of it.
   void run(CommunicatorOptions options, bool from_environment);
@@ -28,11 +28,14 @@ class RankRun {
 
   /// On rank 0, after run(): what every rank had to say; results if the job is to be checked, spans if they are wanted.
   const std::vector<RankSummary>& summaries() const noexcept { return summaries_; }
+  /// In memory of the host.
   const Results& results() const noexcept { return results_; }
   const std::vector<RankSpans>& spans() const noexcept { return spans_; }
 
  private:
   void compute();
+  InputRows make_inputs() const;
+  std::shared_ptr<KernelSet> make_kernels() const;
   void wait(const Stream& stream) const;
   RankSummary summarize_run() const;
   void collect();
@@ -40,7 +43,7 @@ class RankRun {
   const DsaJob& job_;
   int ranks_;
   int threads_;
-  Device device_ = Device::host();
+  Device device_;
   Stream stream_;
   std::shared_ptr<Trace> trace_;
   InputRows inputs_;

@@ -49,9 +49,10 @@ std::string headline(const Report& report) {
                  to_string(layout.partition()), layout.documents(), layout.documents() == 1 ? "" : "s",
                  layout.total_rows(), layout.real_rows(), job.texts.empty() ? "random inputs" : "inputs from text");
   fmt::format_to(
-      std::back_inserter(text), "model {}: H {}, Hi {}, d {}, K {}, {}{}; chunks of at most {} tokens\n\n", job.model,
-      job.shape.heads, job.shape.index_heads, job.shape.dim, job.shape.topk, job.dtype == DType::bf16 ? "bf16" : "fp32",
-      job.wire == DType::bf16 ? ", gradients of keys travel as bf16" : "", job.plan_options(job.ranks).chunk_tokens);
+      std::back_inserter(text), "model {}: H {}, Hi {}, d {}, K {}, {}{}; kernels {}; chunks of at most {} tokens\n\n",
+      job.model, job.shape.heads, job.shape.index_heads, job.shape.dim, job.shape.topk,
+      job.dtype == DType::bf16 ? "bf16" : "fp32", job.wire == DType::bf16 ? ", gradients of keys travel as bf16" : "",
+      job.kernels, job.plan_options(job.ranks).chunk_tokens);
   return text;
 }
 
@@ -132,6 +133,8 @@ nlohmann::ordered_json Report::to_json() const {
       {"documents", layout.documents()},
       {"layout", to_string(layout.partition())},
       {"transport", job.transport},
+      {"device", job.device == DeviceKind::cuda ? "cuda" : "host"},
+      {"kernels", job.kernels},
       {"gathered_bytes", per_rank(ranks, [](const RankSummary& r) { return r.gathered_bytes; })},
       {"moved_fraction", moved_fraction()},
       {"exposed_us", per_rank(ranks, [](const RankSummary& r) { return r.exposed_us; })},

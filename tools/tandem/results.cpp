@@ -7,25 +7,11 @@
 namespace tandem::cli {
 namespace {
 
-std::byte* row_address(const Tensor& tensor, std::int64_t row) {
-  return static_cast<std::byte*>(tensor.data()) + static_cast<std::size_t>(row) * tensor.row_bytes();
-}
-
-Tensor allocate_like(const Device& device, const Tensor& local, std::int64_t rows) {
-  switch (local.dims()) {
-    case 1:
-      return Tensor::allocate(device, local.dtype(), {rows});
-    case 2:
-      return Tensor::allocate(device, local.dtype(), {rows, local.size(1)});
-    default:
-      return Tensor::allocate(device, local.dtype(), {rows, local.size(1), local.size(2)});
-  }
-}
-
 // Blocks; the operation has a deadline of its own, so this ends.
 void run_exchange(Communicator& comm, const std::vector<Transfer>& transfers, const Stream& stream) {
   comm.exchange(transfers, stream).synchronize(Deadline::after(std::chrono::hours(24)));
 }
+void finish(const Stream& stream) { stream.synchronize(Deadline::after(std::chrono::hours(24))); }
 
 // The members in one order, for both ends of the exchange.
 std::vector<Tensor*> members(Results& r) {
@@ -33,40 +19,90 @@ std::vector<Tensor*> members(Results& r) {
           &r.gradients.dq, &r.gradients.dkv, &r.gradients.d_index_q, &r.gradients.d_index_k, &r.gradients.d_index_w};
 }
 
-std::uint64_t bytes_of(const RowRange& segment, const Tensor& tensor) {
-  return static_cast<std::uint64_t>(segment.size()) * tensor.row_bytes();
+std::byte* at(const Buffer& buffer, std::uint64_t offset) { return static_cast<std::byte*>(buffer.data()) + offset; }
+
+// Where peers may put bytes for rank 0: one that writes to others' memory needs the same buffer itself.
+Buffer make_window(Communicator& comm, std::uint64_t bytes, bool receives) {
+  return receives || comm.one_sided() ? comm.allocate(std::max<std::uint64_t>(bytes, 1)) : Buffer();
+}
+Transfer send_to(const Communicator& comm, int peer, void* data, std::uint64_t bytes, const Buffer& window,
+                 std::uint64_t offset) {
+  return {Transfer::Direction::send, peer, data, bytes, comm.one_sided() ? at(window, offset) : nullptr};
 }
 
-// Of this rank's rows to rank 0, segment by segment, as receives() expects them.
-std::vector<Transfer> sends(const Communicator& comm, const SequenceLayout& layout, const Tensor& local) {
+// Of every rank, on every rank.
+std::vector<std::uint64_t> share_sizes(Communicator& comm, std::uint64_t mine, const Stream& stream) {
+  std::vector<std::uint64_t> sizes(static_cast<std::size_t>(comm.size()));
+  constexpr std::uint64_t size = sizeof(std::uint64_t);
+  const Buffer window = make_window(comm, sizes.size() * size, true);
+  const std::uint64_t own = static_cast<std::uint64_t>(comm.rank()) * size;
+  stream.copy(at(window, own), &mine, size);
   std::vector<Transfer> transfers;
-  std::int64_t row = 0;
-  for (const RowRange& segment : layout.segments(comm.rank())) {
-    transfers.push_back({Transfer::Direction::send, 0, row_address(local, row), bytes_of(segment, local)});
-    row += segment.size();
+  for (int peer = 0; peer < comm.size(); ++peer) {
+    if (peer == comm.rank()) continue;
+    transfers.push_back(send_to(comm, peer, at(window, own), size, window, own));
+    transfers.push_back(
+        {Transfer::Direction::receive, peer, at(window, static_cast<std::uint64_t>(peer) * size), size});
   }
-  return transfers;
+  run_exchange(comm, transfers, stream);
+  stream.copy(sizes.data(), window.data(), sizes.size() * size);
+  finish(stream);
+  return sizes;
 }
 
-// Of everybody's rows, right to their place in `all`; rank 0's own are copied.
-std::vector<Transfer> receives(const Communicator& comm, const SequenceLayout& layout, const Tensor& local,
-                               const Tensor& all) {
+// Everybody's `sizes[rank]` bytes, which are on the device, one after the other in memory of rank 0's host.
+Buffer bring_to_root(Communicator& comm, const std::vector<std::uint64_t>& sizes, void* local, const Stream& stream) {
+  std::vector<std::uint64_t> offsets{0};
+  for (const std::uint64_t size : sizes) offsets.push_back(offsets.back() + size);
+  const bool root = comm.rank() == 0;
+  const auto me = static_cast<std::size_t>(comm.rank());
+  const Buffer window = make_window(comm, offsets.back(), root);
   std::vector<Transfer> transfers;
-  std::int64_t row = 0;
-  for (const RowRange& segment : layout.segments(0)) {
-    std::memcpy(row_address(all, segment.begin), row_address(local, row), bytes_of(segment, local));
-    row += segment.size();
-  }
-  for (int peer = 1; peer < comm.size(); ++peer) {
-    for (const RowRange& segment : layout.segments(peer)) {
+  if (root) {
+    stream.copy(window.data(), local, sizes[0]);
+    for (std::size_t peer = 1; peer < sizes.size(); ++peer) {
       transfers.push_back(
-          {Transfer::Direction::receive, peer, row_address(all, segment.begin), bytes_of(segment, all)});
+          {Transfer::Direction::receive, static_cast<int>(peer), at(window, offsets[peer]), sizes[peer]});
+    }
+  } else {
+    transfers.push_back(send_to(comm, 0, local, sizes[me], window, offsets[me]));
+  }
+  run_exchange(comm, transfers, stream);
+  if (!root) return {};
+  if (comm.device().kind() == DeviceKind::host) {
+    finish(stream);
+    return window;
+  }
+  Buffer host = Device::host().allocate(offsets.back());
+  stream.copy(host.data(), window.data(), offsets.back());
+  finish(stream);
+  return host;
+}
+
+// Rows that lie rank by rank, to their places in global order.
+void place_rows(const SequenceLayout& layout, int ranks, const std::byte* rows, const Tensor& all) {
+  for (int rank = 0; rank < ranks; ++rank) {
+    for (const RowRange& segment : layout.segments(rank)) {
+      const std::size_t bytes = static_cast<std::size_t>(segment.size()) * all.row_bytes();
+      std::memcpy(static_cast<std::byte*>(all.data()) + static_cast<std::size_t>(segment.begin) * all.row_bytes(), rows,
+                  bytes);
+      rows += bytes;
     }
   }
-  return transfers;
 }
 
 }  // namespace
+
+Tensor allocate_like(const Device& device, const Tensor& tensor, std::int64_t rows) {
+  switch (tensor.dims()) {
+    case 1:
+      return Tensor::allocate(device, tensor.dtype(), {rows});
+    case 2:
+      return Tensor::allocate(device, tensor.dtype(), {rows, tensor.size(1)});
+    default:
+      return Tensor::allocate(device, tensor.dtype(), {rows, tensor.size(1), tensor.size(2)});
+  }
+}
 
 std::vector<const Tensor*> Results::by_row() const {
   std::vector<const Tensor*> result;
@@ -80,39 +116,33 @@ Results collect_results(Communicator& comm, const SequenceLayout& layout, const 
   const std::vector<Tensor*> targets = members(all);
   // One exchange for each tensor: an operation has a deadline, and together they may be large.
   for (std::size_t i = 0; i < targets.size(); ++i) {
-    if (comm.rank() == 0) *targets[i] = allocate_like(comm.device(), *sources[i], layout.total_rows());
-    run_exchange(comm,
-                 comm.rank() == 0 ? receives(comm, layout, *sources[i], *targets[i]) : sends(comm, layout, *sources[i]),
-                 stream);
+    std::vector<std::uint64_t> sizes;
+    for (int rank = 0; rank < comm.size(); ++rank) {
+      std::uint64_t rows = 0;
+      for (const RowRange& segment : layout.segments(rank)) rows += static_cast<std::uint64_t>(segment.size());
+      sizes.push_back(rows * sources[i]->row_bytes());
+    }
+    const Buffer rows = bring_to_root(comm, sizes, sources[i]->data(), stream);
+    if (comm.rank() != 0) continue;
+    *targets[i] = allocate_like(Device::host(), *sources[i], layout.total_rows());
+    place_rows(layout, comm.size(), static_cast<const std::byte*>(rows.data()), *targets[i]);
   }
   return all;
 }
 
 std::vector<std::string> collect_bytes(Communicator& comm, const std::string& local, const Stream& stream) {
-  std::uint64_t size = local.size();
-  std::string copy = local;
-  if (comm.rank() != 0) {
-    run_exchange(comm, {{Transfer::Direction::send, 0, &size, sizeof(size)}}, stream);
-    run_exchange(comm, {{Transfer::Direction::send, 0, copy.data(), size}}, stream);
-    return {};
+  const std::vector<std::uint64_t> sizes = share_sizes(comm, local.size(), stream);
+  const Buffer there = comm.device().allocate(local.size());
+  stream.copy(there.data(), local.data(), local.size());
+  const Buffer all = bring_to_root(comm, sizes, there.data(), stream);
+  if (comm.rank() != 0) return {};
+  std::vector<std::string> strings;
+  const char* from = static_cast<const char*>(all.data());
+  for (const std::uint64_t size : sizes) {
+    strings.emplace_back(from, size);
+    from += size;
   }
-  const auto ranks = static_cast<std::size_t>(comm.size());
-  std::vector<std::uint64_t> sizes(ranks);
-  std::vector<std::string> all(ranks);
-  all[0] = local;
-  std::vector<Transfer> transfers;
-  for (int peer = 1; peer < comm.size(); ++peer) {
-    transfers.push_back({Transfer::Direction::receive, peer, &sizes[static_cast<std::size_t>(peer)], sizeof(size)});
-  }
-  run_exchange(comm, transfers, stream);
-  transfers.clear();
-  for (int peer = 1; peer < comm.size(); ++peer) {
-    const auto p = static_cast<std::size_t>(peer);
-    all[p].resize(sizes[p]);
-    transfers.push_back({Transfer::Direction::receive, peer, all[p].data(), sizes[p]});
-  }
-  run_exchange(comm, transfers, stream);
-  return all;
+  return strings;
 }
 
 }  // namespace tandem::cli

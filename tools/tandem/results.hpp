@@ -19,7 +19,11 @@ struct Results {
   std::vector<const Tensor*> by_row() const;
 };
 
-/// Brings every rank's rows to rank 0, in global order. Collective; empty on the other ranks.
+/// Dense memory of its own like `tensor`'s, but for the number of rows.
+Tensor allocate_like(const Device& device, const Tensor& tensor, std::int64_t rows);
+
+/// Brings every rank's rows to rank 0's host, in global order. Collective; empty on the other ranks. `local` is on the
+/// communicator's device.
 Results collect_results(Communicator& comm, const SequenceLayout& layout, const Results& local, const Stream& stream);
 
 /// One value of T from every rank, on rank 0; T travels as it is. Collective; empty on the other ranks.

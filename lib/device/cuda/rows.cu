@@ -5,6 +5,7 @@
 #include <bit>
 #include <string>
 
+#include "device/cuda/bf16.cuh"
 #include "device/cuda/check.hpp"
 #include "device/cuda/preload.hpp"
 #include "device/cuda/rows.hpp"
@@ -85,13 +86,6 @@ __device__ Floats<width> load(const void* base, std::int64_t element) {
   return out;
 }
 
-// As bf16_from_float of the host: to nearest, ties to even, a NaN becomes a quiet one of the same sign.
-__device__ unsigned rounded(float value) {
-  const unsigned bits = __float_as_uint(value);
-  if ((bits & 0x7FFFFFFFU) > 0x7F800000U) return (bits >> 16) | 0x40U;
-  return (bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16;
-}
-
 template <class Type, int width>
 __device__ void store(void* base, std::int64_t element, const Floats<width>& v) {
   char* const at = static_cast<char*>(base) + element * static_cast<std::int64_t>(sizeof(Type));
@@ -100,10 +94,10 @@ __device__ void store(void* base, std::int64_t element, const Floats<width>& v) 
   } else if constexpr (sizeof(Type) == 4) {
     *reinterpret_cast<float*>(at) = v.at[0];
   } else if constexpr (width == 4) {
-    *reinterpret_cast<uint2*>(at) = {rounded(v.at[0]) | (rounded(v.at[1]) << 16),
-                                     rounded(v.at[2]) | (rounded(v.at[3]) << 16)};
+    *reinterpret_cast<uint2*>(at) = {bf16_from_float(v.at[0]) | (bf16_from_float(v.at[1]) << 16),
+                                     bf16_from_float(v.at[2]) | (bf16_from_float(v.at[3]) << 16)};
   } else {
-    *reinterpret_cast<unsigned short*>(at) = static_cast<unsigned short>(rounded(v.at[0]));
+    *reinterpret_cast<unsigned short*>(at) = static_cast<unsigned short>(bf16_from_float(v.at[0]));
   }
 }
 

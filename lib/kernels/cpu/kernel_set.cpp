@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "kernels/cpu/context.hpp"
-#include "kernels/cpu/validate.hpp"
+#include "kernels/validate.hpp"
 
 namespace tandem {
 namespace detail::cpu {

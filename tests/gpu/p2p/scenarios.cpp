@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "gpu/p2p/comm_scenarios.hpp"
+#include "gpu/p2p/dsa_scenarios.hpp"
 #include "gpu/p2p/kernels.hpp"
 #include "gpu/p2p/mutants.hpp"
 #include "gpu/p2p/worker.hpp"
@@ -154,7 +155,9 @@ int run_scenario(const Arguments& a) {
                                                                              {"ring", ring},
                                                                              {"collectives", collectives},
                                                                              {"captured", captured},
-                                                                             {"comm_death", comm_death}};
+                                                                             {"comm_death", comm_death},
+                                                                             {"dsa", dsa},
+                                                                             {"dsa_captured", dsa_captured}};
     scenarios.at(a.scenario)(a);
     return 0;
   } catch (const std::exception& e) {

@@ -31,7 +31,7 @@ DsaJob small_job(DType dtype = DType::f32) {
 // What one rank computes, for tests to spoil.
 class Check : public ::testing::Test {
  protected:
-  explicit Check(DsaJob job = small_job()) : job_(std::move(job)), run_(job_, 1, 1) { run_.run({}, false); }
+  explicit Check(DsaJob job = small_job()) : job_(std::move(job)), run_(job_, 1, 0, 1) { run_.run({}, false); }
   const Results& results() const { return run_.results(); }
   std::vector<std::string> faults() const { return check(job_, results()).faults(); }
   template <class T>
@@ -125,7 +125,7 @@ void move(const JobWithKink& at, const DsaGradients& g, double factor) {
 TEST(CheckKinks, EitherSideOfAKinkIsRightAndHalfOfItIsNot) {
   const std::optional<JobWithKink> found = find_kink();
   ASSERT_TRUE(found);
-  RankRun run(found->job, 1, 1);
+  RankRun run(found->job, 1, 0, 1);
   run.run({}, false);
   const DsaGradients& gradients = run.results().gradients;
   const CheckResult before = check(found->job, run.results());

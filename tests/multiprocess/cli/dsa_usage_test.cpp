@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "run_command.hpp"
+#include "tandem/device.hpp"
 
 namespace tandem::testing {
 namespace {
@@ -45,7 +46,9 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{{"--model", "gpt"}, "--model: 'gpt' is unknown; it is one of tiny, deepseek-v3.2, glm-5"},
         Bad{{"--layout", "striped"}, "one of contiguous, zigzag"}, Bad{{"--dtype", "fp8"}, "one of fp32, bf16"},
         Bad{{"--wire", "int8"}, "one of fp32, bf16"}, Bad{{"--transport", "pigeon"}, "one of tcp, loopback"},
-        Bad{{"--device", "cuda"}, "cuda is not built into this version"}, Bad{{"--device", "tpu"}, "--device: 'tpu'"},
+        Bad{{"--device", "tpu"}, "--device: 'tpu' is unknown; it is one of host, cuda"},
+        Bad{{"--kernels", "fast"}, "--kernels: 'fast' is unknown; it is one of cpu, cuda.generic"},
+        Bad{{"--kernels", "cuda.generic"}, "--kernels: cuda.generic do not run on --device host; use cpu"},
         Bad{{"--timeout", "0"}, "--timeout"}, Bad{{"--timeout", "soon"}, "--timeout: 'soon'"},
         Bad{{"--rendezvous-timeout", "-1"}, "--rendezvous-timeout"}, Bad{{"--seed", "-1"}, "--seed: '-1'"},
         Bad{{"--seq-len", "9", "--docs", "4"}, "--seq-len and --docs exclude each other"},
@@ -59,6 +62,13 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{{"--trace", "/no/such/folder/t.json"}, "--trace: cannot write '/no/such/folder/t.json': No such file"},
         Bad{{"--trace", "/"}, "--trace: cannot write '/': Is a directory"},
         Bad{{"--trace", "/dev/null"}, "not a regular file"}));
+
+TEST(DsaDevice, CudaNeedsAGpu) {
+  if (Device::cuda_count() > 0) GTEST_SKIP() << "there is a GPU";
+  const Ended e = run_tandem({"dsa", "--device", "cuda"});
+  EXPECT_EQ(e.code, 2);
+  EXPECT_THAT(e.err, HasSubstr("--device: cuda cannot be used: "));
+}
 
 TEST(Usage, NoOrUnknownCommand) {
   EXPECT_EQ(run_tandem({}).code, 2);

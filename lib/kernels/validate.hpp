@@ -3,7 +3,7 @@
 
 #include "tandem/kernels.hpp"
 
-namespace tandem::detail::cpu {
+namespace tandem::detail {
 
 /// Each throws invalid_argument if the arguments of the call of that name are not what KernelSet asks for. Contents of
 /// tensors are not looked at: they may not be there yet.
@@ -15,4 +15,4 @@ void validate_dense_head_sums(RowRange rows, const IndexerInputs& bounds, const 
                               const Tensor& head_sums);
 void validate_indexer_loss(const IndexerInputs& in, const LossSupport& support, const IndexerLoss& loss);
 
-}  // namespace tandem::detail::cpu
+}  // namespace tandem::detail

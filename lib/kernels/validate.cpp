@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cpu/validate.hpp"
+#include "kernels/validate.hpp"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-namespace tandem::detail::cpu {
+namespace tandem::detail {
 namespace {
 
 constexpr std::int64_t any = -1;
@@ -208,4 +208,4 @@ void validate_indexer_loss(const IndexerInputs& in, const LossSupport& support, 
   expect_optional("d_index_k", loss.d_index_k, DType::f32, {in.index_k.size(0), index_dim});
 }
 
-}  // namespace tandem::detail::cpu
+}  // namespace tandem::detail

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdint>
+
+#include "kernels/cuda/generic/index_scores.cuh"
+#include "kernels/cuda/generic/lists.cuh"
+#include "kernels/cuda/generic/tiles.cuh"
+
+namespace tandem::detail::cuda::generic {
+namespace {
+
+constexpr double least_target = 1e-10;
+/// Heads whose gradients a block computes, and those of them that are in shared memory at once.
+constexpr int block_heads = 64;
+constexpr int group_heads = 16;
+constexpr int groups = block_heads / group_heads;
+/// Keys whose dots are differentiated together.
+constexpr int part_keys = 32;
+constexpr int key_stride = padded_columns<key_columns>;
+// In the gradients a thread has one column: of the queries of some heads, of the keys of some of a part.
+constexpr int column_threads = block_threads / key_columns;
+constexpr int thread_heads = group_heads / column_threads;
+constexpr int thread_keys = part_keys / column_threads;
+
+template <class T>
+struct LossArgument {
+  IndexRows<T> in;
+  bool sparse;
+  Lists lists;        ///< if sparse
+  const int* bounds;  ///< [s, 2], if not
+  std::int64_t first_row;
+  Rows<const float> head_sums;
+  double loss_scale, upstream;
+  double* loss;  ///< or null, like the next three
+  Rows<T> d_index_q;
+  Rows<float> d_index_w;
+  Rows<float> d_index_k;
+};
+
+struct LossMemory {
+  double sums[block_warps];
+  float maxima[block_warps];
+};
+
+/// What the loss of a row needs to know of all its keys.
+struct RowStatistics {
+  float most;    ///< score
+  double lse;    ///< of the scores
+  double total;  ///< of the head sums
+};
+
+template <class T, class Keys>
+__device__ float score_entry(RowScorer<T>& scorer, const IndexRows<T>& in, const Keys& keys, int entry, int& landed) {
+  landed = entry < keys.count() ? keys.key(entry) : -1;
+  IndexKey key = {};
+  if (landed >= 0) load_key(in, landed, key);
+  return scorer.score(key);
+}
+
+template <class T, class Keys>
+__device__ RowStatistics survey(RowScorer<T>& scorer, const IndexRows<T>& in, const Keys& keys, const float* head_sums,
+                                LossMemory& memory) {
+  float most = -INFINITY;
+  double sum = 0;
+  double total = 0;
+  for (int first = 0; first < keys.count(); first += block_threads) {
+    const int entry = first + static_cast<int>(threadIdx.x);
+    int landed = -1;
+    const float score = score_entry(scorer, in, keys, entry, landed);
+    if (landed < 0) continue;
+    const float now = fmaxf(most, score);
+    if (now != most) sum *= exp(static_cast<double>(most) - static_cast<double>(now));
+    sum += exp(static_cast<double>(score) - static_cast<double>(now));
+    most = now;
+    total += static_cast<double>(head_sums[entry]);
+  }
+  const float row_most = block_reduce(most, memory.maxima, [](float a, float b) { return fmaxf(a, b); });
+  if (most != row_most) sum *= exp(static_cast<double>(most) - static_cast<double>(row_most));
+  const double row_sum = block_sum(sum, memory.sums);
+  return {row_most, static_cast<double>(row_most) + log(row_sum), block_sum(total, memory.sums)};
+}
+
+/// Shared memory of the gradients, behind that of the scorer.
+struct GradientMemory {
+  float keys[part_keys * key_stride];
+  float q[group_heads * key_stride];
+  float dz[group_heads * (part_keys + 1)];  ///< gradients of the dots
+  float d_score[block_threads];
+  int landed[block_threads];
+  double dw[block_heads];
+};
+
+/// Gradients of one row and 64 heads, through score = sum_h w_h relu(q_h . k).
+template <class T>
+class RowGradients {
+ public:
+  __device__ RowGradients(const LossArgument<T>& a, std::int64_t row, int first_head, GradientMemory& memory)
+      : a_(a), row_(row), first_head_(first_head), memory_(memory) {
+    for (int h = static_cast<int>(threadIdx.x); h < block_heads; h += block_threads) memory_.dw[h] = 0;
+  }
+
+  /// Takes the block's keys, one of each thread; `landed` -1 for none.
+  __device__ void add(int landed, float d_score, int count) {
+    __syncthreads();
+    memory_.landed[threadIdx.x] = landed;
+    memory_.d_score[threadIdx.x] = landed >= 0 ? d_score : 0.0F;
+    for (int part = 0; part < count; part += part_keys) add_part(part);
+  }
+
+  __device__ void write() const {
+    __syncthreads();
+    if (a_.d_index_q.data != nullptr) {
+#pragma unroll
+      for (int i = 0; i < groups * thread_heads; ++i) {
+        const int head = first_head_ + i / thread_heads * group_heads + head_of(i % thread_heads);
+        if (head < a_.in.heads) narrow(dq_[i], a_.d_index_q.at(row_, head)[column()]);
+      }
+    }
+    const int head = first_head_ + static_cast<int>(threadIdx.x);
+    if (a_.d_index_w.data != nullptr && static_cast<int>(threadIdx.x) < block_heads && head < a_.in.heads) {
+      a_.d_index_w.at(row_)[head] = static_cast<float>(memory_.dw[threadIdx.x]);
+    }
+  }
+
+ private:
+  __device__ static int column() { return static_cast<int>(threadIdx.x) % key_columns; }
+  __device__ static int head_of(int i) { return static_cast<int>(threadIdx.x) / key_columns * thread_heads + i; }
+  __device__ static int key_of(int i) { return static_cast<int>(threadIdx.x) / key_columns * thread_keys + i; }
+
+  __device__ void add_part(int part) {
+    __syncthreads();
+    for (int i = static_cast<int>(threadIdx.x); i < part_keys * key_columns; i += block_threads) {
+      const int landed = memory_.landed[part + i / key_columns];
+      memory_.keys[i / key_columns * key_stride + i % key_columns] =
+          landed >= 0 ? widen(a_.in.k.at(landed)[i % key_columns]) : 0.0F;
+    }
+    float dk[thread_keys] = {};
+#pragma unroll
+    for (int group = 0; group < groups; ++group) {
+      const int first = first_head_ + group * group_heads;
+      if (first < a_.in.heads) {
+        __syncthreads();
+        load_inner<key_columns>(a_.in.q, row_, first, group_heads, a_.in.heads, memory_.q);
+        __syncthreads();
+        differentiate_dots(part, group);
+        __syncthreads();
+        add_group(dq_ + group * thread_heads, dk);
+      }
+    }
+    if (a_.d_index_k.data == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < thread_keys; ++i) {
+      const int landed = memory_.landed[part + key_of(i)];
+      if (landed >= 0) atomicAdd(a_.d_index_k.at(landed) + column(), dk[i]);
+    }
+  }
+
+  /// A warp has a head's dots with all keys of the part.
+  __device__ void differentiate_dots(int part, int group) {
+    static_assert(part_keys == 32, "a lane for each key");
+    for (int h = warp(); h < group_heads; h += block_warps) {
+      const int head = first_head_ + group * group_heads + h;
+      const float w = head < a_.in.heads ? a_.in.w.at(row_)[head] : 0.0F;
+      const float d_score = memory_.d_score[part + lane()];
+      const float z = dot<key_columns>(memory_.q + h * key_stride, memory_.keys + lane() * key_stride);
+      const bool open = memory_.landed[part + lane()] >= 0 && (!a_.in.relu || z > 0);
+      memory_.dz[h * (part_keys + 1) + lane()] = open ? d_score * w : 0.0F;
+      double dw = open ? static_cast<double>(d_score) * static_cast<double>(z) : 0.0;
+      for (int distance = 16; distance > 0; distance /= 2) dw += __shfl_xor_sync(all_lanes, dw, distance);
+      if (lane() == 0) memory_.dw[group * group_heads + h] += dw;
+    }
+  }
+
+  __device__ void add_group(float* dq, float* dk) const {
+    for (int j = 0; j < part_keys; ++j) {
+      const float key = memory_.keys[j * key_stride + column()];
+#pragma unroll
+      for (int i = 0; i < thread_heads; ++i) {
+        dq[i] = __fmaf_rn(memory_.dz[head_of(i) * (part_keys + 1) + j], key, dq[i]);
+      }
+    }
+    for (int h = 0; h < group_heads; ++h) {
+      const float q = memory_.q[h * key_stride + column()];
+#pragma unroll
+      for (int i = 0; i < thread_keys; ++i) {
+        dk[i] = __fmaf_rn(memory_.dz[h * (part_keys + 1) + key_of(i)], q, dk[i]);
+      }
+    }
+  }
+
+  const LossArgument<T>& a_;
+  const std::int64_t row_;
+  const int first_head_;
+  GradientMemory& memory_;
+  float dq_[groups * thread_heads] = {};
+};
+
+/// In its place where only the loss is wanted.
+struct NoGradients {
+  template <class T>
+  __device__ NoGradients(const LossArgument<T>& /*a*/, std::int64_t /*row*/, int /*first_head*/, GradientMemory&) {}
+  __device__ void add(int /*landed*/, float /*d_score*/, int /*count*/) {}
+  __device__ void write() const {}
+};
+
+template <class T, class Gradients, class Keys>
+__device__ void run_row(const LossArgument<T>& a, std::int64_t row, const Keys& keys, LossMemory& memory) {
+  auto* const shared = static_cast<float*>(dynamic_shared());
+  const int first_head = static_cast<int>(blockIdx.y) * block_heads;
+  RowScorer<T> scorer(a.in, row, shared);
+  const float* const head_sums = a.head_sums.at(blockIdx.x);
+  const RowStatistics row_statistics = survey(scorer, a.in, keys, head_sums, memory);
+  const double scale = a.loss_scale * a.upstream;
+  auto& gradient_memory =
+      *reinterpret_cast<GradientMemory*>(reinterpret_cast<unsigned char*>(shared) + scorer_bytes(a.in.held_heads));
+  Gradients gradients(a, row, first_head, gradient_memory);
+  double divergence = 0;
+  for (int first = 0; first < keys.count(); first += block_threads) {
+    const int entry = first + static_cast<int>(threadIdx.x);
+    int landed = -1;
+    const float score = score_entry(scorer, a.in, keys, entry, landed);
+    double d_score = 0;
+    if (landed >= 0) {
+      const double target = static_cast<double>(head_sums[entry]) / fmax(row_statistics.total, least_target);
+      const double log_predicted = static_cast<double>(score) - row_statistics.lse;
+      if (target != 0) divergence += target * (log(fmax(target, least_target)) - log_predicted);
+      d_score = (exp(log_predicted) - target) * scale;
+    }
+    gradients.add(landed, static_cast<float>(d_score), min(block_threads, keys.count() - first));
+  }
+  divergence = block_sum(divergence, memory.sums);
+  if (threadIdx.x == 0 && blockIdx.y == 0 && a.loss != nullptr) a.loss[row] = divergence * a.loss_scale;
+  gradients.write();
+}
+
+/// One block for each row; with gradients also for each 64 heads of it.
+template <class T, class Gradients>
+__global__ void __launch_bounds__(block_threads) differentiate_loss(LossArgument<T> a) {
+  __shared__ LossMemory memory;
+  __shared__ ListKeys::Memory list_memory;
+  const std::int64_t row = a.first_row + blockIdx.x;
+  if (a.sparse) {
+    const ListKeys keys(a.lists, row, list_memory, dynamic_shared());
+    run_row<T, Gradients>(a, row, keys, memory);
+  } else {
+    run_row<T, Gradients>(a, row, RangeKeys{a.bounds[2 * row], a.bounds[2 * row + 1]}, memory);
+  }
+}
+
+const bool registered = register_kernel(differentiate_loss<float, NoGradients>) &&
+                        register_kernel(differentiate_loss<float, RowGradients<float>>) &&
+                        register_kernel(differentiate_loss<Bf16, NoGradients>) &&
+                        register_kernel(differentiate_loss<Bf16, RowGradients<Bf16>>);
+
+template <class T>
+void run(const NativeStream& stream, const IndexerInputs& in, const LossSupport& support, const IndexerLoss& loss,
+         ListFault* fault) {
+  constexpr int most_held = 64;
+  LossArgument<T> a{};
+  a.in = index_rows<T>(in, most_held);
+  a.sparse = support.sparse();
+  std::size_t shared = scorer_bytes(a.in.held_heads);
+  if (a.sparse) {
+    a.lists = lists_of(support.indices, support.length, in.index_k.size(0), fault);
+  } else {
+    a.bounds = in.bounds.data_as<const int>();
+  }
+  a.first_row = loss.rows.begin;
+  a.head_sums = rows_of<const float>(loss.head_sums);
+  a.loss_scale = loss.loss_scale;
+  a.upstream = loss.upstream;
+  a.loss = loss.loss.data_as<double>();
+  a.d_index_q = rows_of<T>(loss.d_index_q);
+  a.d_index_w = rows_of<float>(loss.d_index_w);
+  a.d_index_k = rows_of<float>(loss.d_index_k);
+  const bool gradients = loss.d_index_q.valid() || loss.d_index_w.valid() || loss.d_index_k.valid();
+  if (gradients) shared += sizeof(GradientMemory);
+  if (a.sparse) shared = std::max(shared, list_bytes(support.indices.size(1)));
+  launch(stream, gradients ? differentiate_loss<T, RowGradients<T>> : differentiate_loss<T, NoGradients>, a,
+         loss.rows.size(), gradients ? (a.in.heads + block_heads - 1) / block_heads : 1, shared);
+}
+
+}  // namespace
+
+void indexer_loss(const NativeStream& stream, const IndexerInputs& in, const LossSupport& support,
+                  const IndexerLoss& loss, ListFault* fault) {
+  in.index_q.dtype() == DType::bf16 ? run<Bf16>(stream, in, support, loss, fault)
+                                    : run<float>(stream, in, support, loss, fault);
+}
+
+}  // namespace tandem::detail::cuda::generic

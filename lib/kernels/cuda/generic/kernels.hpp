@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "device/cuda/native.hpp"
+#include "tandem/kernels.hpp"
+
+/// The kernels of cuda.generic, one family a file: each call enqueues one kernel, on arguments that were validated.
+namespace tandem::detail::cuda::generic {
+
+/// K above this does not fit the shared memory of a block.
+constexpr std::int64_t most_topk = 8192;
+
+/// A word in mapped memory that kernels set when a list is bad; the last one found stays. Bits 0 to 31 are the bad
+/// entry, or the length if the top bit is set; those between are the row plus 1. 0: none.
+using ListFault = unsigned long long;
+constexpr ListFault fault_is_length = ListFault{1} << 63;
+
+void indexer_topk(const NativeStream& stream, const IndexerStep& step, const IndexerInputs& in, const TopkState& state,
+                  const TopkLists& out);
+void sparse_mla_forward(const NativeStream& stream, const AttentionInputs& in, const AttentionOutputs& out,
+                        ListFault* fault);
+/// Of the lists' entries, by the lse of the forward.
+void sparse_head_sums(const NativeStream& stream, const AttentionInputs& in, const AttentionOutputs& out,
+                      ListFault* fault);
+void sparse_mla_backward(const NativeStream& stream, RowRange rows, const AttentionInputs& in,
+                         const AttentionGradients& grads, ListFault* fault);
+void dense_head_sums(const NativeStream& stream, RowRange rows, const Tensor& bounds, const AttentionInputs& in,
+                     const Tensor& head_sums);
+void indexer_loss(const NativeStream& stream, const IndexerInputs& in, const LossSupport& support,
+                  const IndexerLoss& loss, ListFault* fault);
+
+}  // namespace tandem::detail::cuda::generic
