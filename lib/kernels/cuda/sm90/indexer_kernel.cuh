@@ -1,0 +1,579 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "indexer_launch.hpp"
+#include "topk.cuh"
+#include "wgmma.cuh"
+
+/// One persistent kernel. A block of threads takes a query tile (256 / Hi rows, so that one matrix instruction is as
+/// wide as it can be), walks the keys that its rows see in tiles of 64, and keeps each row's best K.
+///
+/// Warpgroups: two of matrix warps, which take key tiles in turn so that one's head reduction hides under the other's
+/// matrix work; one of three warps that select and one that fetches. Matrix warps write what passes a row's threshold to
+/// segments in global memory, one for each (block of 8 key tiles, row, warp), as large as all its keys, so nothing can
+/// overflow. The select warps append segments to the row's list and cut the list to K when it is full, which
+/// raises the threshold. Thresholds that matrix warps read may be old; an old one only lets more pass.
+namespace tandem::detail::sm90 {
+
+constexpr int tile_columns = 256;  ///< (query, head) pairs of a query tile
+constexpr int tile_keys = 64;
+constexpr int block_tiles = 8;  ///< key tiles between handovers to the select warps
+constexpr int block_keys = tile_keys * block_tiles;
+constexpr int matrix_warps = 8;
+constexpr int segment_keys = block_keys / matrix_warps;
+constexpr int block_buffers = 8;
+constexpr int threshold_slots = 16;  ///< query tiles whose thresholds are live at once: more than block_buffers + 1
+constexpr int indexer_threads = 384;
+constexpr int fetch_warp = matrix_warps + select_warps;
+
+struct alignas(16) QueryTile {
+  std::int32_t first_slot, slots;
+  std::int32_t begin, end;  ///< keys that its rows see, or begin == end
+};
+
+struct IndexerParams {
+  CUtensorMap q_map, k_map;
+  const float* w;
+  const float* k_scale;
+  const float* scores;
+  const std::int32_t* key_begin;
+  const std::int32_t* key_end;
+  const std::int32_t* rows;
+  const std::int32_t* key_ranges;
+  std::int32_t key_range_count;
+  std::int32_t row_count;
+  std::int32_t keys;
+  std::int32_t topk;
+  std::int32_t list_capacity;
+  float relu_floor;  ///< 0, or -infinity without relu
+  bool first, last;
+  float* state_scores;
+  std::int32_t* state_indices;
+  std::int32_t* state_length;
+  std::int32_t* indices;
+  std::int32_t* length;
+  unsigned long long* nan_count;
+  float* index_lse;
+  // scratch
+  std::int32_t* counters;  ///< [0]: next tile, [1]: tiles
+  QueryTile* tiles;
+  Candidate* segments;
+  std::uint64_t* lists;
+};
+
+struct RowBounds {
+  std::int32_t begin, end;
+};
+
+__device__ __forceinline__ std::int32_t local_row(const IndexerParams& p, int slot) {
+  return p.rows != nullptr ? p.rows[slot] : slot;
+}
+/// A row that sees no more than K keys takes them without scoring.
+__device__ __forceinline__ bool takes_all(const IndexerParams& p, RowBounds bounds) {
+  return bounds.end - bounds.begin <= p.topk;
+}
+__device__ __forceinline__ bool needs_scores(const IndexerParams& p, RowBounds bounds) {
+  return !takes_all(p, bounds) || (p.index_lse != nullptr && bounds.end > bounds.begin);
+}
+
+/// Calls fn(first key of the tile, begin, end of the valid keys in it) for the tiles of 64 keys of [begin, end) that the
+/// step has. Tiles start at multiples of 64 whatever the ranges.
+template <typename Fn>
+__device__ __forceinline__ void for_each_key_tile(const IndexerParams& p, int begin, int end, Fn fn) {
+  for (int range = 0; range < p.key_range_count; ++range) {
+    int from = begin, to = end;
+    if (p.key_ranges != nullptr) {
+      from = max(from, p.key_ranges[2 * range]);
+      to = min(to, p.key_ranges[2 * range + 1]);
+    }
+    for (int start = from & ~(tile_keys - 1); start < to; start += tile_keys) {
+      fn(start, max(from, start), min(to, start + tile_keys));
+    }
+  }
+}
+__device__ __forceinline__ int count_key_tiles(const IndexerParams& p, int begin, int end) {
+  int count = 0;
+  for (int range = 0; range < p.key_range_count; ++range) {
+    int from = begin, to = end;
+    if (p.key_ranges != nullptr) {
+      from = max(from, p.key_ranges[2 * range]);
+      to = min(to, p.key_ranges[2 * range + 1]);
+    }
+    if (from < to) count += (to + tile_keys - 1) / tile_keys - from / tile_keys;
+  }
+  return count;
+}
+
+template <IndexerDtype Dtype>
+struct OperandTraits {
+  static constexpr int row_bytes = Dtype == IndexerDtype::bf16 ? 256 : 128;
+  static constexpr int halves = row_bytes / 128;
+  static constexpr int q_bytes = Dtype == IndexerDtype::scores ? 1024 : tile_columns * row_bytes;
+  static constexpr int k_bytes = Dtype == IndexerDtype::scores ? 1024 : tile_keys * row_bytes;
+  static constexpr int stages = Dtype == IndexerDtype::bf16 ? 5 : 8;
+};
+
+template <IndexerDtype Dtype, int Heads>
+struct alignas(1024) IndexerShared {
+  using Traits = OperandTraits<Dtype>;
+  static constexpr int rows = tile_columns / Heads;
+  std::uint8_t q[Traits::q_bytes];
+  std::uint8_t k[Traits::stages][Traits::k_bytes];
+  float w[2][tile_columns];
+  RowBounds bounds[2][rows];
+  std::uint64_t thresholds[threshold_slots][rows];
+  std::uint64_t exact_threshold[rows];  ///< of the select warps's present tile
+  int count[rows];                      ///< entries of each list
+  std::uint16_t lengths[block_buffers][rows][matrix_warps];
+  int4 stage_keys[Traits::stages];   ///< first key; begin, end of the valid ones
+  int4 query_tile[2];                ///< first slot, slots, key tiles (negative: no more work)
+  int4 handover[block_buffers];      ///< first slot, slots, flags, tile number
+  Mbarrier k_full[Traits::stages], k_empty[Traits::stages];
+  Mbarrier q_full[2], q_empty[2];
+  Mbarrier block_full[block_buffers], block_empty[block_buffers];
+  SelectScratch select;
+};
+
+enum : int { first_of_tile = 1, last_of_tile = 2, no_more_work = 4 };
+
+template <IndexerDtype Dtype, int Heads, bool Select>
+struct IndexerKernel {
+  using Traits = OperandTraits<Dtype>;
+  using Shared = IndexerShared<Dtype, Heads>;
+  static constexpr int rows = Shared::rows;
+  static constexpr int groups = rows / 4;  ///< a lane ends with one query of each group of four
+
+  static __device__ __forceinline__ Candidate* segment_of(const IndexerParams& p, int buffer, int row, int warp) {
+    return p.segments +
+           (((static_cast<std::int64_t>(blockIdx.x) * block_buffers + buffer) * rows + row) * matrix_warps + warp) *
+               segment_keys;
+  }
+
+  // ---------------------------------------------------------------------------------------------- fetch
+  static __device__ __forceinline__ void fetch(const IndexerParams& p, Shared& s) {
+    const int lane = static_cast<int>(threadIdx.x & 31U);
+    int stage = 0;
+    unsigned stage_parity = 1;
+    const int tiles = p.counters[1];
+    for (int number = 0;; ++number) {
+      int tile = 0;
+      if (lane == 0) tile = atomicAdd(&p.counters[0], 1);
+      tile = __shfl_sync(full_warp, tile, 0);
+      const int half = number & 1;
+      // One buffer of queries: its last readers are the matrix products of the tile before. Two of the rest.
+      if (number > 0) s.q_empty[half ^ 1].wait(((number - 1) >> 1) & 1);
+      if (tile >= tiles) {
+        if (lane == 0) {
+          s.query_tile[half] = make_int4(0, 0, -1, 0);
+          s.q_full[half].arrive();
+        }
+        return;
+      }
+      const QueryTile t = p.tiles[tile];
+      int row = 0;
+      if (lane < rows) {
+        RowBounds bounds{0, 0};
+        if (lane < t.slots) {
+          row = local_row(p, t.first_slot + lane);
+          bounds = {p.key_begin[row], p.key_end[row]};
+          if (!needs_scores(p, bounds)) bounds = {0, 0};
+        }
+        s.bounds[half][lane] = bounds;
+      }
+      if constexpr (Dtype != IndexerDtype::scores) {
+        for (int column = lane; column < tile_columns; column += 32) {
+          // A lane of a quad reads its weights of two groups of eight columns as one vector.
+          const int query = column / Heads;
+          const int from = __shfl_sync(full_warp, row, query);
+          const float weight = query < t.slots ? p.w[static_cast<std::int64_t>(from) * Heads + column % Heads] : 0.0F;
+          s.w[half][column / 16 * 16 + column % 8 / 2 * 4 + column / 8 % 2 * 2 + column % 2] = weight;
+        }
+      }
+      __syncwarp();
+      if (lane == 0) s.query_tile[half] = make_int4(t.first_slot, t.slots, count_key_tiles(p, t.begin, t.end), 0);
+      if constexpr (Dtype == IndexerDtype::scores) {
+        if (lane == 0) s.q_full[half].arrive();
+      } else {
+        if (lane == 0) s.q_full[half].arrive_expect(t.slots * Heads * Traits::row_bytes);
+        __syncwarp();
+        if (lane < t.slots) {
+#pragma unroll
+          for (int part = 0; part < Traits::halves; ++part) {
+            copy_box(s.q + part * (tile_columns * 128) + lane * (Heads * 128), &p.q_map, part * 64, row * Heads,
+                     s.q_full[half]);
+          }
+        }
+      }
+      if (lane == 0) {
+        for_each_key_tile(p, t.begin, t.end, [&](int start, int begin, int end) {
+          s.k_empty[stage].wait(stage_parity);
+          s.stage_keys[stage] = make_int4(start, begin, end, 0);
+          if constexpr (Dtype == IndexerDtype::scores) {
+            s.k_full[stage].arrive();
+          } else {
+            s.k_full[stage].arrive_expect(Traits::k_bytes);
+#pragma unroll
+            for (int part = 0; part < Traits::halves; ++part) {
+              copy_box(s.k[stage] + part * (tile_keys * 128), &p.k_map, part * 64, start, s.k_full[stage]);
+            }
+          }
+          if (++stage == Traits::stages) {
+            stage = 0;
+            stage_parity ^= 1;
+          }
+        });
+      }
+      __syncwarp();
+    }
+  }
+
+  // ---------------------------------------------------------------------------------------------- scores
+  static __device__ __forceinline__ void multiply(Shared& s, int stage, int group, float (&acc)[128]) {
+    const std::uint64_t keys = swizzled_descriptor(s.k[stage]);
+    const std::uint64_t queries = swizzled_descriptor(s.q);
+    // Strict turns: without them both warpgroups would multiply at half speed together, then reduce together.
+    group == 0 ? named_sync<1, 256>() : named_sync<2, 256>();
+    wgmma_fence();
+    constexpr int steps = Traits::row_bytes / 32;
+#pragma unroll
+    for (int step = 0; step < steps; ++step) {
+      const std::uint64_t a = keys + (step / 4) * (tile_keys * 128 / 16) + (step % 4) * 2;
+      const std::uint64_t b = queries + (step / 4) * (tile_columns * 128 / 16) + (step % 4) * 2;
+      if constexpr (Dtype == IndexerDtype::bf16) {
+        wgmma_m64n256k16_bf16(acc, a, b, step != 0);
+      } else {
+        wgmma_m64n256k32_e4m3(acc, a, b, step != 0);
+      }
+      if (step >= steps - 2) wgmma_commit();
+    }
+    wgmma_wait<1>();
+    group == 0 ? named_arrive<2, 256>() : named_arrive<1, 256>();  // the other's first products queue behind the last of these
+    wgmma_wait<0>();
+  }
+
+  /// Head sums of queries 4 part .. 4 part + 3 of the tile for the two keys of this lane's quad: after the exchange lane
+  /// c of a quad has query 4 part + c. The order of additions is the same for every (query, key).
+  static __device__ __forceinline__ void head_sums(const Shared& s, int half, const IndexerParams& p, int part,
+                                                   const float (&acc)[128], float (&score)[2]) {
+    constexpr int eights = Heads / 8;
+    const int c = static_cast<int>(threadIdx.x & 3U);
+    const auto* weights = reinterpret_cast<const float4*>(s.w[half]) + c;
+    float sum[4][2];
+#pragma unroll
+    for (int query = 0; query < 4; ++query) {
+      sum[query][0] = 0.0F;
+      sum[query][1] = 0.0F;
+    }
+#pragma unroll
+    for (int pair = 0; pair < 2 * eights; ++pair) {
+      const float4 w = weights[(part * 2 * eights + pair) * 4];
+#pragma unroll
+      for (int side = 0; side < 2; ++side) {
+        const int local = 2 * pair + side;
+        const int query = local / eights;
+        const int at = (part * 4 * eights + local) * 4;
+        const float w0 = side == 0 ? w.x : w.z, w1 = side == 0 ? w.y : w.w;
+        sum[query][0] = fmaf(w0, max_nan(acc[at], p.relu_floor), sum[query][0]);
+        sum[query][0] = fmaf(w1, max_nan(acc[at + 1], p.relu_floor), sum[query][0]);
+        sum[query][1] = fmaf(w0, max_nan(acc[at + 2], p.relu_floor), sum[query][1]);
+        sum[query][1] = fmaf(w1, max_nan(acc[at + 3], p.relu_floor), sum[query][1]);
+      }
+    }
+    const bool upper = (c & 2) != 0, odd = (c & 1) != 0;
+#pragma unroll
+    for (int key = 0; key < 2; ++key) {
+      float two[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float give = upper ? sum[i][key] : sum[2 + i][key];
+        const float keep = upper ? sum[2 + i][key] : sum[i][key];
+        two[i] = keep + __shfl_xor_sync(full_warp, give, 2);
+      }
+      const float give = odd ? two[0] : two[1];
+      const float keep = odd ? two[1] : two[0];
+      score[key] = keep + __shfl_xor_sync(full_warp, give, 1);
+    }
+  }
+
+  static __device__ __forceinline__ void score(const IndexerParams& p, Shared& s) {
+    const int warp = static_cast<int>(threadIdx.x / 32);
+    const int group = warp / 4;
+    const int lane = static_cast<int>(threadIdx.x & 31U);
+    const int quad_lane = lane & 3;
+    const unsigned same_query = 0x11111111U << quad_lane;
+    const unsigned before = same_query & ((1U << lane) - 1U);
+    const int key_in_tile = warp % 4 * 16 + lane / 4;
+    int item = 0, stage = 0, buffer = 0;
+    unsigned stage_parity = 0, buffer_parity = 1;
+    int nans = 0;
+    if (Dtype != IndexerDtype::scores && group == 1) named_arrive<1, 256>();
+    for (int number = 0;; ++number) {
+      const int half = number & 1;
+      s.q_full[half].wait((number >> 1) & 1);
+      const int4 tile = s.query_tile[half];
+      if (tile.z < 0) break;
+      const std::uint64_t* thresholds = s.thresholds[number % threshold_slots];
+      int done = 0;
+      do {
+        int count[groups];
+#pragma unroll
+        for (int part = 0; part < groups; ++part) count[part] = 0;
+        if constexpr (Select) s.block_empty[buffer].wait(buffer_parity);
+        const int end = min(done + block_tiles, tile.z);
+        for (int i = done; i < end; ++i) {
+          const bool mine = (item & 1) == group;
+          if (mine) {
+            s.k_full[stage].wait(stage_parity);
+            const int4 keys = s.stage_keys[stage];
+            const int key = keys.x + key_in_tile;
+            float acc[128];
+            float scale[2] = {1.0F, 1.0F};
+            if constexpr (Dtype == IndexerDtype::e4m3) {
+              scale[0] = key < p.keys ? p.k_scale[key] : 0.0F;
+              scale[1] = key + 8 < p.keys ? p.k_scale[key + 8] : 0.0F;
+            }
+            if constexpr (Dtype != IndexerDtype::scores) multiply(s, stage, group, acc);
+            __syncwarp();
+            if (lane == 0) s.k_empty[stage].arrive();
+#pragma unroll
+            for (int part = 0; part < groups; ++part) {
+              const int query = 4 * part + quad_lane;
+              const RowBounds bounds = s.bounds[half][query];
+              const int begin = max(bounds.begin, keys.y), stop = min(bounds.end, keys.z);
+              float score[2];
+              if constexpr (Dtype == IndexerDtype::scores) {
+                const int row = query < tile.y ? local_row(p, tile.x + query) : 0;
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                  const int at = key + 8 * i;
+                  score[i] = at < p.keys ? p.scores[static_cast<std::int64_t>(row) * p.keys + at] : 0.0F;
+                }
+              } else {
+                head_sums(s, half, p, part, acc, score);
+              }
+              if constexpr (Dtype == IndexerDtype::e4m3) {
+                score[0] *= scale[0];
+                score[1] *= scale[1];
+              }
+              const std::uint64_t threshold =
+                  Select ? *reinterpret_cast<const volatile std::uint64_t*>(&thresholds[query])
+                         : pack_threshold(INFINITY, -1);
+              const float least = __uint_as_float(static_cast<std::uint32_t>(threshold >> 32));
+              const int tie = static_cast<int>(threshold);
+              bool seen[2], pass[2];
+#pragma unroll
+              for (int i = 0; i < 2; ++i) {
+                const int at = key + 8 * i;
+                seen[i] = at >= begin && at < stop;
+                pass[i] = seen[i] && (score[i] > least || (score[i] == least && at < tie));
+              }
+              const bool nan = (seen[0] && isnan(score[0])) || (seen[1] && isnan(score[1]));
+              if (__any_sync(full_warp, nan)) {
+                if (!takes_all(p, bounds)) {
+                  nans += (seen[0] && isnan(score[0]) ? 1 : 0) + (seen[1] && isnan(score[1]) ? 1 : 0);
+                }
+              }
+              const unsigned first = __ballot_sync(full_warp, pass[0]);
+              const unsigned second = __ballot_sync(full_warp, pass[1]);
+              Candidate* to = segment_of(p, buffer, query, warp) + count[part];
+              const int taken = __popc(first & same_query);
+              if (pass[0]) to[__popc(first & before)] = {score[0], key};
+              if (pass[1]) to[taken + __popc(second & before)] = {score[1], key + 8};
+              count[part] += taken + __popc(second & same_query);
+            }
+          }
+          ++item;
+          if (++stage == Traits::stages) {
+            stage = 0;
+            stage_parity ^= 1;
+          }
+        }
+        if constexpr (Select) {
+          if (lane < 4) {
+#pragma unroll
+            for (int part = 0; part < groups; ++part) {
+              s.lengths[buffer][4 * part + lane][warp] = static_cast<std::uint16_t>(count[part]);
+            }
+          }
+          if (threadIdx.x == 0) {
+            s.handover[buffer] = make_int4(tile.x, tile.y,
+                                           (done == 0 ? first_of_tile : 0) | (end == tile.z ? last_of_tile : 0), number);
+          }
+          __syncwarp();
+          if (lane == 0) s.block_full[buffer].arrive();
+          if (++buffer == block_buffers) {
+            buffer = 0;
+            buffer_parity ^= 1;
+          }
+        }
+        done = end;
+      } while (done < tile.z);
+      __syncwarp();
+      if (lane == 0) s.q_empty[half].arrive();
+    }
+    if constexpr (Select) {
+      s.block_empty[buffer].wait(buffer_parity);
+      if (threadIdx.x == 0) s.handover[buffer] = make_int4(0, 0, no_more_work, 0);
+      __syncwarp();
+      if (lane == 0) s.block_full[buffer].arrive();
+    }
+    nans = __reduce_add_sync(full_warp, nans);
+    if (lane == 0 && nans != 0) atomicAdd(p.nan_count, static_cast<unsigned long long>(nans));
+  }
+
+  // ---------------------------------------------------------------------------------------------- selection
+  static __device__ __forceinline__ std::uint64_t* list_of(const IndexerParams& p, int row) {
+    return p.lists + (static_cast<std::int64_t>(blockIdx.x) * rows + row) * p.list_capacity;
+  }
+
+  static __device__ __forceinline__ void set_threshold(Shared& s, int number, int row, std::uint64_t key, int thread) {
+    if (thread == 0) {
+      s.exact_threshold[row] = key;
+      *reinterpret_cast<volatile std::uint64_t*>(&s.thresholds[number % threshold_slots][row]) =
+          pack_threshold(rank_key_score(key), rank_key_row(key));
+    }
+  }
+
+  /// Lists of a new query tile: empty, or the state that an earlier step left.
+  static __device__ __forceinline__ void start_tile(const IndexerParams& p, Shared& s, int4 tile, int thread) {
+    if (thread < rows) {
+      s.exact_threshold[thread] = 0;
+      s.count[thread] = !p.first && thread < tile.y ? p.state_length[tile.x + thread] : 0;
+    }
+    select_sync();
+    if (p.first) return;
+    for (int row = 0; row < tile.y; ++row) {
+      const int n = s.count[row];
+      const std::int64_t from = static_cast<std::int64_t>(tile.x + row) * p.topk;
+      std::uint64_t* list = list_of(p, row);
+      for (int i = thread; i < n; i += select_threads) {
+        list[i] = rank_key(p.state_scores[from + i], p.state_indices[from + i]);
+      }
+      if (n == p.topk) {
+        select_sync();
+        set_threshold(s, tile.w, row, least_key(list, n, s.select, thread), thread);
+      }
+    }
+    select_sync();
+  }
+
+  static __device__ __forceinline__ void finish_tile(const IndexerParams& p, Shared& s, int4 tile, int thread) {
+    for (int slot = 0; slot < tile.y; ++slot) {
+      const int row = local_row(p, tile.x + slot);
+      const RowBounds bounds{p.key_begin[row], p.key_end[row]};
+      std::uint64_t* list = list_of(p, slot);
+      int n = s.count[slot];
+      if (n > p.topk) {
+        cut_list(list, n, p.topk, s.select, thread);
+        n = p.topk;
+      }
+      if (p.last) {
+        if (!takes_all(p, bounds)) {
+          write_ascending(list, n, bounds.begin, bounds.end, p.indices + static_cast<std::int64_t>(row) * p.topk,
+                          p.topk, s.select, thread);
+          if (thread == 0) p.length[row] = n;
+        }
+        if (p.index_lse != nullptr && needs_scores(p, bounds)) {
+          const float lse = log_sum_exp(list, n, s.select, thread);
+          if (thread == 0) p.index_lse[row] = lse;
+        }
+      } else if (needs_scores(p, bounds)) {
+        const std::int64_t to = static_cast<std::int64_t>(tile.x + slot) * p.topk;
+        for (int i = thread; i < n; i += select_threads) {
+          p.state_scores[to + i] = rank_key_score(list[i]);
+          p.state_indices[to + i] = rank_key_row(list[i]);
+        }
+        if (thread == 0) p.state_length[tile.x + slot] = n;
+      }
+    }
+    // For the tile that is threshold_slots later; matrix warps cannot be there before this block is handed back.
+    if (thread < rows) s.thresholds[tile.w % threshold_slots][thread] = no_threshold;
+    select_sync();
+  }
+
+  static __device__ __forceinline__ void select(const IndexerParams& p, Shared& s) {
+    const int thread = static_cast<int>(threadIdx.x) - 2 * 128;
+    const int warp = thread / 32;
+    int buffer = 0;
+    unsigned parity = 0;
+    for (;;) {
+      s.block_full[buffer].wait(parity);
+      const int4 tile = s.handover[buffer];
+      if ((tile.z & no_more_work) != 0) return;
+      if ((tile.z & first_of_tile) != 0) start_tile(p, s, tile, thread);
+      for (int row = warp; row < rows; row += select_warps) {
+        const int count = append_segments(segment_of(p, buffer, row, 0), segment_keys, s.lengths[buffer][row],
+                                          list_of(p, row), s.count[row], s.exact_threshold[row]);
+        __syncwarp();
+        if ((thread & 31) == 0) s.count[row] = count;
+      }
+      select_sync();
+      const bool last = (tile.z & last_of_tile) != 0;
+      if (!last && thread == 0) s.block_empty[buffer].arrive();
+      for (int row = 0; row < tile.y; ++row) {
+        const int n = s.count[row];
+        if (n + block_keys <= p.list_capacity) continue;
+        const std::uint64_t kth = cut_list(list_of(p, row), n, p.topk, s.select, thread);
+        set_threshold(s, tile.w, row, kth, thread);
+        if (thread == 0) s.count[row] = p.topk;
+      }
+      select_sync();
+      if (last) {
+        finish_tile(p, s, tile, thread);
+        if (thread == 0) s.block_empty[buffer].arrive();
+      }
+      if (++buffer == block_buffers) {
+        buffer = 0;
+        parity ^= 1;
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void run(const IndexerParams& p) {
+    extern __shared__ __align__(1024) std::uint8_t storage[];
+    Shared& s = *reinterpret_cast<Shared*>(storage);
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread == 0) {
+      for (int i = 0; i < Traits::stages; ++i) {
+        s.k_full[i].init(1);
+        s.k_empty[i].init(4);
+      }
+      for (int i = 0; i < 2; ++i) {
+        s.q_full[i].init(1);
+        s.q_empty[i].init(matrix_warps);
+      }
+      for (int i = 0; i < block_buffers; ++i) {
+        s.block_full[i].init(matrix_warps);
+        s.block_empty[i].init(1);
+      }
+      fence_barrier_init();
+    }
+    for (int i = thread; i < threshold_slots * rows; i += indexer_threads) {
+      s.thresholds[i / rows][i % rows] = no_threshold;
+    }
+    __syncthreads();
+    const int group = thread / 128;
+    if (group < 2) {
+      raise_registers<208>();
+      score(p, s);
+    } else {
+      lower_registers<96>();
+      if (thread / 32 == fetch_warp) {
+        fetch(p, s);
+      } else if constexpr (Select) {
+        select(p, s);
+      }
+    }
+  }
+};
+
+template <IndexerDtype Dtype, int Heads, bool Select>
+__global__ void __launch_bounds__(indexer_threads, 1) indexer_kernel(const __grid_constant__ IndexerParams p) {
+  IndexerKernel<Dtype, Heads, Select>::run(p);
+}
+
+}  // namespace tandem::detail::sm90

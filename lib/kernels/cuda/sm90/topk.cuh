@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "ptx.cuh"
+
+/// Exact selection of the K greatest of a list that grows while it is cut: device code of the select warps.
+///
+/// A score and its landed row are one number, the rank key: greater means earlier in the total order (score descending,
+/// row ascending). Rank keys of a row are distinct, so there are no ties to keep apart and no buffer for them.
+namespace tandem::detail::sm90 {
+
+constexpr int select_threads = 96;
+constexpr int select_warps = select_threads / 32;
+constexpr int select_barrier = 3;  ///< named barrier of the select warps
+constexpr int bin_bits = 10;
+constexpr int histogram_bins = 1 << bin_bits;
+constexpr int bins_per_thread = 12;
+constexpr int histogram_words = bins_per_thread * select_threads;  ///< some beyond the bins, so threads have equal parts
+static_assert(histogram_words >= histogram_bins && bins_per_thread % 4 == 0);
+constexpr int small_list = 256;  ///< candidates around the K-th that are ranked by comparing all pairs
+constexpr unsigned full_warp = 0xFFFFFFFFU;
+
+/// A scored key that passed the threshold.
+struct Candidate {
+  float score;
+  std::int32_t row;
+};
+
+/// -0 becomes +0; -infinity stays above 0, which stands for "nothing".
+__device__ __forceinline__ std::uint64_t rank_key(float score, std::int32_t row) {
+  const std::uint32_t bits = __float_as_uint(score + 0.0F);
+  const std::uint32_t ordered = bits ^ (static_cast<std::uint32_t>(static_cast<std::int32_t>(bits) >> 31) | 0x80000000U);
+  return (static_cast<std::uint64_t>(ordered) << 32) | ~static_cast<std::uint32_t>(row);
+}
+__device__ __forceinline__ float rank_key_score(std::uint64_t key) {
+  const auto ordered = static_cast<std::uint32_t>(key >> 32);
+  return __uint_as_float((ordered >> 31) != 0 ? ordered & 0x7FFFFFFFU : ~ordered);
+}
+__device__ __forceinline__ std::int32_t rank_key_row(std::uint64_t key) {
+  return static_cast<std::int32_t>(~static_cast<std::uint32_t>(key));
+}
+
+/// What matrix warps compare with: a key passes if its score is greater, or equal and its row earlier. One 64-bit word,
+/// so that it is read and written whole.
+__device__ __forceinline__ std::uint64_t pack_threshold(float score, std::int32_t row) {
+  return (static_cast<std::uint64_t>(__float_as_uint(score)) << 32) | static_cast<std::uint32_t>(row);
+}
+constexpr std::uint64_t no_threshold = (std::uint64_t{0xFF800000U} << 32) | 0x7FFFFFFFU;  ///< all but NaN pass
+
+struct SelectScratch {
+  std::uint32_t histogram[histogram_words];  ///< also the bitmap of the sorted output
+  std::uint64_t small[small_list];
+  std::uint64_t kth;
+  unsigned long long sum;
+  std::uint32_t warp_low[select_warps], warp_high[select_warps], warp_sum[select_warps];
+  std::uint32_t maximum;
+  int bin, above, inside, kept, small_count;
+};
+
+__device__ __forceinline__ void select_sync() { named_sync<select_barrier, select_threads>(); }
+
+/// Exclusive prefix sum of one value a thread over the select warps. Ends without a barrier: `warp_sum` may be
+/// written again only after one.
+__device__ __forceinline__ std::uint32_t select_prefix(std::uint32_t value, SelectScratch& scratch, int thread) {
+  const int lane = thread & 31;
+  std::uint32_t sum = value;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const std::uint32_t other = __shfl_up_sync(full_warp, sum, step);
+    if (lane >= step) sum += other;
+  }
+  if (lane == 31) scratch.warp_sum[thread / 32] = sum;
+  select_sync();
+  std::uint32_t before = 0;
+#pragma unroll
+  for (int warp = 0; warp < select_warps - 1; ++warp) before += warp < thread / 32 ? scratch.warp_sum[warp] : 0;
+  return before + sum - value;
+}
+
+/// One warp appends the candidates of its row's 8 segments (`lengths` of them, in rows of `segment` entries) that exceed
+/// `threshold`; returns the new count.
+__device__ __forceinline__ int append_segments(const Candidate* segments, int segment, const std::uint16_t* lengths,
+                                               std::uint64_t* list, int count, std::uint64_t threshold) {
+  constexpr int unroll = 4;
+  const int lane = static_cast<int>(threadIdx.x & 31U);
+  const int part = lane & 3;
+  const int length = lengths[lane >> 2];
+  const auto* from = reinterpret_cast<const std::uint64_t*>(segments + (lane >> 2) * segment);
+  const int longest = __reduce_max_sync(full_warp, length);
+  const unsigned before = (1U << lane) - 1U;
+  for (int first = 0; first < longest; first += 4 * unroll) {
+    std::uint64_t raw[unroll];
+#pragma unroll
+    for (int i = 0; i < unroll; ++i) {
+      const int at = first + 4 * i + part;
+      raw[i] = at < length ? from[at] : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < unroll; ++i) {
+      const std::uint64_t key = rank_key(__uint_as_float(static_cast<std::uint32_t>(raw[i])),
+                                         static_cast<std::int32_t>(raw[i] >> 32));
+      const bool take = first + 4 * i + part < length && key > threshold;
+      const unsigned takers = __ballot_sync(full_warp, take);
+      if (take) list[count + __popc(takers & before)] = key;
+      count += __popc(takers);
+    }
+  }
+  return count;
+}
+
+/// Finds the bin in which the `need`-th greatest of the counted keys lies: scratch.bin, how many lie in bins above it,
+/// how many inside.
+__device__ __forceinline__ void find_bin(int need, SelectScratch& scratch, int thread) {
+  const int top = histogram_words - 1 - bins_per_thread * thread;
+  std::uint32_t mine = 0;
+#pragma unroll
+  for (int i = 0; i < bins_per_thread / 4; ++i) {
+    const uint4 four = reinterpret_cast<const uint4*>(scratch.histogram)[(top + 1) / 4 - 1 - i];
+    mine += four.x + four.y + four.z + four.w;
+  }
+  const std::uint32_t above = select_prefix(mine, scratch, thread);
+  const auto wanted = static_cast<std::uint32_t>(need);
+  if (above < wanted && wanted <= above + mine) {
+    std::uint32_t passed = above;
+    int bin = top;
+    while (passed + scratch.histogram[bin] < wanted) passed += scratch.histogram[bin--];
+    scratch.bin = bin;
+    scratch.above = static_cast<int>(passed);
+    scratch.inside = static_cast<int>(scratch.histogram[bin]);
+  }
+  select_sync();
+}
+
+/// Cuts list[0, n), n > k, to its k greatest, in place, in no particular order; returns the k-th greatest. All
+/// select warps, which have synchronised after the list was written; afterwards the list is ready.
+///
+/// Bins divide the range of scores that occur, not all that a float can have: scores above a threshold share their
+/// exponent, and bins by leading bits would be two or three crowded ones.
+__device__ __forceinline__ std::uint64_t cut_list(std::uint64_t* list, int n, int k, SelectScratch& scratch,
+                                                  int thread) {
+  constexpr int unroll = 8;
+  const int lane = thread & 31;
+  const auto* high_words = reinterpret_cast<const std::uint32_t*>(list) + 1;
+  std::uint32_t low = ~0U, high = 0;
+  for (int first = thread; first < n; first += select_threads * unroll) {
+#pragma unroll
+    for (int i = 0; i < unroll; ++i) {
+      const int at = min(first + i * select_threads, n - 1);
+      const std::uint32_t word = high_words[2 * at];
+      low = min(low, word);
+      high = max(high, word);
+    }
+  }
+  low = __reduce_min_sync(full_warp, low);
+  high = __reduce_max_sync(full_warp, high);
+  if (lane == 0) {
+    scratch.warp_low[thread / 32] = low;
+    scratch.warp_high[thread / 32] = high;
+  }
+  if (thread == 0) {
+    scratch.kept = 0;
+    scratch.small_count = 0;
+  }
+  select_sync();
+#pragma unroll
+  for (int warp = 0; warp < select_warps; ++warp) {
+    low = min(low, scratch.warp_low[warp]);
+    high = max(high, scratch.warp_high[warp]);
+  }
+  std::uint64_t base = static_cast<std::uint64_t>(low) << 32;
+  int shift = low == high ? 32 - bin_bits : 32 + max(0, 32 - __clz(high - low) - bin_bits);
+  int need = k;
+  for (;;) {
+#pragma unroll
+    for (int i = 0; i < bins_per_thread / 4; ++i) {
+      reinterpret_cast<uint4*>(scratch.histogram)[thread + i * select_threads] = make_uint4(0, 0, 0, 0);
+    }
+    select_sync();
+    for (int first = thread; first < n; first += select_threads * unroll) {
+      std::uint64_t keys[unroll];
+#pragma unroll
+      for (int i = 0; i < unroll; ++i) {
+        const int at = first + i * select_threads;
+        keys[i] = at < n ? list[at] : 0;  // no rank key is 0, and base is above it
+      }
+#pragma unroll
+      for (int i = 0; i < unroll; ++i) {
+        const std::uint64_t bin = (keys[i] - base) >> shift;
+        if (keys[i] >= base && bin < histogram_bins && keys[i] != 0) {
+          atomicAdd(&scratch.histogram[static_cast<int>(bin)], 1U);
+        }
+      }
+    }
+    select_sync();
+    find_bin(need, scratch, thread);
+    need -= scratch.above;
+    base += static_cast<std::uint64_t>(scratch.bin) << shift;
+    if (scratch.inside <= small_list) break;
+    shift = max(shift - bin_bits, 0);
+    select_sync();
+  }
+  // Everything of a round is in registers before anything is written, and what is kept so far is never more than what
+  // has been read: so the list can be cut in place.
+  for (int begin = 0; begin < n; begin += select_threads * unroll) {
+    std::uint64_t keys[unroll];
+#pragma unroll
+    for (int i = 0; i < unroll; ++i) {
+      const int at = begin + thread + i * select_threads;
+      keys[i] = at < n ? list[at] : 0;
+    }
+    select_sync();
+    int mine = 0;
+#pragma unroll
+    for (int i = 0; i < unroll; ++i) {
+      bool keep = false;
+      if (keys[i] >= base && keys[i] != 0) {
+        keep = ((keys[i] - base) >> shift) != 0;
+        if (!keep) scratch.small[atomicAdd(&scratch.small_count, 1)] = keys[i];
+      }
+      if (!keep) keys[i] = 0;
+      mine += keep ? 1 : 0;
+    }
+    int sum = mine;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(full_warp, sum, step);
+      if (lane >= step) sum += other;
+    }
+    int at = 0;
+    if (lane == 31) at = atomicAdd(&scratch.kept, sum);
+    at = __shfl_sync(full_warp, at, 31) + sum - mine;
+#pragma unroll
+    for (int i = 0; i < unroll; ++i) {
+      if (keys[i] != 0) list[at++] = keys[i];
+    }
+  }
+  select_sync();
+  const int inside = scratch.small_count;
+  for (int i = thread; i < inside; i += select_threads) {
+    const std::uint64_t key = scratch.small[i];
+    int rank = 0;
+    for (int j = 0; j < inside; ++j) rank += scratch.small[j] > key ? 1 : 0;
+    if (rank < need) list[k - need + rank] = key;
+    if (rank == need - 1) scratch.kth = key;
+  }
+  select_sync();
+  return scratch.kth;
+}
+
+/// Least rank key of list[0, n), n >= 1.
+__device__ __forceinline__ std::uint64_t least_key(const std::uint64_t* list, int n, SelectScratch& scratch,
+                                                   int thread) {
+  std::uint64_t least = ~std::uint64_t{0};
+  for (int i = thread; i < n; i += select_threads) least = min(least, list[i]);
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    least = min(least, static_cast<std::uint64_t>(__shfl_xor_sync(full_warp, least, step)));
+  }
+  if ((thread & 31) == 0) scratch.small[thread / 32] = least;
+  select_sync();
+#pragma unroll
+  for (int warp = 0; warp < select_warps; ++warp) least = min(least, scratch.small[warp]);
+  select_sync();
+  return least;
+}
+
+/// Writes the rows of list[0, n) ascending to out[0, width), -1 beyond them. All rows lie in [begin, end).
+__device__ __forceinline__ void write_ascending(const std::uint64_t* list, int n, int begin, int end, std::int32_t* out,
+                                                int width, SelectScratch& scratch, int thread) {
+  constexpr int window = histogram_words * 32;
+  int written = 0;
+  for (int from = begin; from < end && written < n; from += window) {
+#pragma unroll
+    for (int i = 0; i < bins_per_thread / 4; ++i) {
+      reinterpret_cast<uint4*>(scratch.histogram)[thread + i * select_threads] = make_uint4(0, 0, 0, 0);
+    }
+    select_sync();
+    for (int first = thread; first < n; first += 8 * select_threads) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int at = first + i * select_threads;
+        const auto bit = static_cast<std::uint32_t>(at < n ? rank_key_row(list[at]) - from : -1);
+        if (bit < static_cast<std::uint32_t>(window)) atomicOr(&scratch.histogram[bit / 32], 1U << (bit % 32));
+      }
+    }
+    select_sync();
+    std::uint32_t mine = 0;
+#pragma unroll
+    for (int i = 0; i < bins_per_thread / 4; ++i) {
+      const uint4 four = reinterpret_cast<const uint4*>(scratch.histogram)[thread * (bins_per_thread / 4) + i];
+      mine += __popc(four.x) + __popc(four.y) + __popc(four.z) + __popc(four.w);
+    }
+    int at = written + static_cast<int>(select_prefix(mine, scratch, thread));
+    for (int i = 0; i < bins_per_thread; ++i) {
+      std::uint32_t word = scratch.histogram[thread * bins_per_thread + i];
+      while (word != 0) {
+        out[at++] = from + (thread * bins_per_thread + i) * 32 + __ffs(static_cast<int>(word)) - 1;
+        word &= word - 1;
+      }
+    }
+    for (int warp = 0; warp < select_warps; ++warp) written += static_cast<int>(scratch.warp_sum[warp]);
+    select_sync();
+  }
+  for (int i = n + thread; i < width; i += select_threads) out[i] = -1;
+}
+
+/// ln(sum of exp(score)) over list[0, n); -infinity if it is empty. The sum is taken in fixed point relative to the
+/// greatest score, so it does not depend on the order of the list.
+__device__ __forceinline__ float log_sum_exp(const std::uint64_t* list, int n, SelectScratch& scratch, int thread) {
+  if (thread == 0) {
+    scratch.maximum = 0;
+    scratch.sum = 0;
+  }
+  select_sync();
+  std::uint32_t greatest = 0;
+  for (int i = thread; i < n; i += select_threads) greatest = max(greatest, static_cast<std::uint32_t>(list[i] >> 32));
+  greatest = __reduce_max_sync(full_warp, greatest);
+  if ((thread & 31) == 0) atomicMax(&scratch.maximum, greatest);
+  select_sync();
+  const float top = rank_key_score(static_cast<std::uint64_t>(scratch.maximum) << 32);
+  if (n == 0 || isinf(top)) {
+    select_sync();
+    return n == 0 ? -INFINITY : top;
+  }
+  unsigned long long sum = 0;
+  for (int i = thread; i < n; i += select_threads) {
+    sum += static_cast<unsigned long long>(expf(rank_key_score(list[i]) - top) * 1099511627776.0F);  // 2^40
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(full_warp, sum, step);
+  if ((thread & 31) == 0) atomicAdd(&scratch.sum, sum);
+  select_sync();
+  const auto total = static_cast<double>(scratch.sum);
+  select_sync();
+  return top + static_cast<float>(log(total * 0x1p-40));
+}
+
+}  // namespace tandem::detail::sm90
