@@ -150,9 +150,10 @@ void compare(const std::vector<float>& scores, std::int64_t keys, const Bounds& 
   const std::int64_t counted = out.nans.get()[0];
   const bool good = total == 0 && counted == nan_total && worst_lse < 1e-6;
   report(good, name,
-         good ? "" : std::to_string(total) + " entries of " + std::to_string(rows) + " rows, NaN " +
-                         std::to_string(counted) + " for " + std::to_string(nan_total) + ", lse error " +
-                         std::to_string(worst_lse));
+         good
+             ? ""
+             : std::to_string(total) + " entries of " + std::to_string(rows) + " rows, NaN " + std::to_string(counted) +
+                   " for " + std::to_string(nan_total) + ", lse error " + std::to_string(worst_lse));
 }
 
 // ------------------------------------------------------------------------------------------------- selection alone
@@ -186,8 +187,8 @@ std::vector<float> score_matrix(const std::string& kind, std::int64_t queries, s
 }
 
 void check_selection() {
-  const std::vector<std::string> kinds = {"random",  "equal",   "ascending", "descending",     "low bits", "plateau",
-                                          "nan",     "all nan", "infinite",  "minus infinite", "one warp", "outlier"};
+  const std::vector<std::string> kinds = {"random", "equal",   "ascending", "descending",     "low bits", "plateau",
+                                          "nan",    "all nan", "infinite",  "minus infinite", "one warp", "outlier"};
   for (const int topk : {64, 512, 2048, 8192}) {
     const std::int64_t queries = 37, keys = topk == 8192 ? 40001 : 20011;
     for (const std::string& kind : kinds) {
@@ -340,7 +341,8 @@ void check_rounding(const Inputs& in, const Outputs& out, int topk, const std::s
   }
   const bool good = wrong == 0 && worst <= 2 * unit;
   char text[160];
-  std::snprintf(text, sizeof text, "%lld of %zu entries differ from float64, worst by 2^%.1f of sum |w||q||k|, %lld bad",
+  std::snprintf(text, sizeof text,
+                "%lld of %zu entries differ from float64, worst by 2^%.1f of sum |w||q||k|, %lld bad",
                 static_cast<long long>(differing / 2), rows.size() * static_cast<std::size_t>(topk),
                 worst > 0 ? std::log2(worst) : -99.0, static_cast<long long>(wrong));
   report(good, name, text);
@@ -416,12 +418,12 @@ void bench(IndexerDtype dtype, const Shape& shape, int runs, FILE* json, bool pa
     equal = time_runs(launch, std::max(5, runs / 3));
   }
   out.attach(args, true);
-  std::printf("%-44s %8.3f ms [%.3f, %.3f] %6.1f TFLOP/s | bare %8.3f ms %6.1f | top-k %4.1f %% | ascending x%.2f equal "
-              "x%.2f | scratch %.0f MB\n",
-              label, random.median, random.low, random.high, flops / random.median * 1e-9, bare.median,
-              flops / bare.median * 1e-9, 100 * (random.median - bare.median) / random.median,
-              ascending.median / random.median, equal.median / random.median,
-              static_cast<double>(scratch.bytes()) * 1e-6);
+  std::printf(
+      "%-44s %8.3f ms [%.3f, %.3f] %6.1f TFLOP/s | bare %8.3f ms %6.1f | top-k %4.1f %% | ascending x%.2f equal "
+      "x%.2f | scratch %.0f MB\n",
+      label, random.median, random.low, random.high, flops / random.median * 1e-9, bare.median,
+      flops / bare.median * 1e-9, 100 * (random.median - bare.median) / random.median, ascending.median / random.median,
+      equal.median / random.median, static_cast<double>(scratch.bytes()) * 1e-6);
   std::fflush(stdout);
   if (json != nullptr) {
     std::fprintf(json,
@@ -442,6 +444,7 @@ int usage() {
 }
 
 int main_with(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 4096);
   bool check = false, timing = false;
   std::vector<int> heads = {64};
   std::vector<IndexerDtype> dtypes = {IndexerDtype::bf16, IndexerDtype::e4m3};

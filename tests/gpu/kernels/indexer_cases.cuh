@@ -22,13 +22,13 @@ namespace tandem::test {
 using detail::sm90::IndexerArgs;
 using detail::sm90::IndexerDtype;
 
-#define CUDA_OK(call)                                                                               \
-  do {                                                                                              \
-    const cudaError_t error_ = (call);                                                              \
-    if (error_ != cudaSuccess) {                                                                    \
-      std::printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error_));        \
-      std::exit(2);                                                                                 \
-    }                                                                                               \
+#define CUDA_OK(call)                                                                        \
+  do {                                                                                       \
+    const cudaError_t error_ = (call);                                                       \
+    if (error_ != cudaSuccess) {                                                             \
+      std::printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error_)); \
+      std::exit(2);                                                                          \
+    }                                                                                        \
   } while (false)
 
 /// Device memory with a red zone of 256 bytes behind it.
@@ -45,9 +45,7 @@ class DeviceArray {
   DeviceArray& operator=(const DeviceArray&) = delete;
 
   void poison() { CUDA_OK(cudaMemset(data_, 0xAB, bytes() + zone)); }
-  void set(const std::vector<T>& host) {
-    CUDA_OK(cudaMemcpy(data_, host.data(), bytes(), cudaMemcpyHostToDevice));
-  }
+  void set(const std::vector<T>& host) { CUDA_OK(cudaMemcpy(data_, host.data(), bytes(), cudaMemcpyHostToDevice)); }
   std::vector<T> get() const {
     std::vector<T> host(count_);
     CUDA_OK(cudaMemcpy(host.data(), data_, bytes(), cudaMemcpyDeviceToHost));
@@ -55,8 +53,8 @@ class DeviceArray {
   }
   bool red_zone_intact() const {
     std::vector<std::uint8_t> tail(zone);
-    CUDA_OK(cudaMemcpy(tail.data(), reinterpret_cast<const std::uint8_t*>(data_) + bytes(), zone,
-                       cudaMemcpyDeviceToHost));
+    CUDA_OK(
+        cudaMemcpy(tail.data(), reinterpret_cast<const std::uint8_t*>(data_) + bytes(), zone, cudaMemcpyDeviceToHost));
     return std::all_of(tail.begin(), tail.end(), [](std::uint8_t b) { return b == 0xAB; });
   }
   T* data() { return data_; }
@@ -94,10 +92,14 @@ enum class Pattern {
 
 __host__ __device__ inline float query_value(Pattern pattern, std::uint64_t seed, std::uint64_t at) {
   switch (pattern) {
-    case Pattern::random: return normal(seed, at);
-    case Pattern::integers: return static_cast<float>(static_cast<int>(mix(seed, at) % 5) - 2);
-    case Pattern::ascending: return at % 128 < 2 ? 1.0F : 0.0F;
-    default: return 1.0F;
+    case Pattern::random:
+      return normal(seed, at);
+    case Pattern::integers:
+      return static_cast<float>(static_cast<int>(mix(seed, at) % 5) - 2);
+    case Pattern::ascending:
+      return at % 128 < 2 ? 1.0F : 0.0F;
+    default:
+      return 1.0F;
   }
 }
 __host__ __device__ inline float key_value(Pattern pattern, std::uint64_t seed, std::uint64_t at, std::int64_t keys,
@@ -109,23 +111,32 @@ __host__ __device__ inline float key_value(Pattern pattern, std::uint64_t seed, 
       const float upper = __bfloat162float(__float2bfloat16(value));
       return at % 128 == 0 ? upper : at % 128 == 1 ? value - upper : 0.0F;
     }
-    case Pattern::equal: return 0.5F;
-    default: return query_value(pattern, seed + 1, at);
+    case Pattern::equal:
+      return 0.5F;
+    default:
+      return query_value(pattern, seed + 1, at);
   }
 }
 __host__ __device__ inline float weight_value(Pattern pattern, std::uint64_t seed, std::uint64_t at) {
   switch (pattern) {
-    case Pattern::random: return normal(seed + 2, at);
-    case Pattern::integers: return static_cast<float>(static_cast<int>(mix(seed + 2, at) % 7) - 3);
-    default: return 0.5F;
+    case Pattern::random:
+      return normal(seed + 2, at);
+    case Pattern::integers:
+      return static_cast<float>(static_cast<int>(mix(seed + 2, at) % 7) - 3);
+    default:
+      return 0.5F;
   }
 }
 __host__ __device__ inline float scale_value(Pattern pattern, std::uint64_t seed, std::uint64_t at, std::int64_t keys) {
   switch (pattern) {
-    case Pattern::random: return 0.5F + static_cast<float>(mix(seed + 3, at) % 1024) / 1024.0F;
-    case Pattern::integers: return static_cast<float>(1 << mix(seed + 3, at) % 3);
-    case Pattern::ascending: return static_cast<float>(at + 1) / static_cast<float>(keys);
-    default: return 1.0F;
+    case Pattern::random:
+      return 0.5F + static_cast<float>(mix(seed + 3, at) % 1024) / 1024.0F;
+    case Pattern::integers:
+      return static_cast<float>(1 << mix(seed + 3, at) % 3);
+    case Pattern::ascending:
+      return static_cast<float>(at + 1) / static_cast<float>(keys);
+    default:
+      return 1.0F;
   }
 }
 
@@ -188,7 +199,8 @@ inline void Inputs::fill(Pattern pattern, std::uint64_t seed) {
   CUDA_OK(cudaDeviceSynchronize());
 }
 
-/// Scores and their rounding scale sum |w| |q| |k| in float64, one thread a (row, key), by the formula and nothing else.
+/// Scores and their rounding scale sum |w| |q| |k| in float64, one thread a (row, key), by the formula and nothing
+/// else.
 __global__ void reference_kernel(const void* q, const void* k, const float* w, const float* scale,
                                  const std::int32_t* rows, int row_count, std::int64_t keys, int heads, bool relu,
                                  bool bf16, double* scores, double* magnitude) {

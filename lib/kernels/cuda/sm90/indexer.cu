@@ -68,10 +68,10 @@ cudaError_t make_map(CUtensorMap& map, const void* data, std::int64_t rows, int 
   const cuuint64_t stride[1] = {bf16 ? 256U : 128U};
   const cuuint32_t box[2] = {bf16 ? 64U : 128U, static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t step[2] = {1, 1};
-  const CUresult result = encode(&map, bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 2,
-                                 const_cast<void*>(data), size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                 CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode(&map, bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(data),
+             size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
@@ -94,12 +94,17 @@ cudaError_t dispatch(const IndexerArgs& args, const IndexerParams& params, const
   const auto with_dtype = [&]<IndexerDtype Dtype>() {
     switch (args.heads) {
 #ifndef TANDEM_INDEXER_HEADS64_ONLY
-      case 8: return launch_as<Dtype, 8, Select>(params, g, stream);
-      case 16: return launch_as<Dtype, 16, Select>(params, g, stream);
-      case 32: return launch_as<Dtype, 32, Select>(params, g, stream);
+      case 8:
+        return launch_as<Dtype, 8, Select>(params, g, stream);
+      case 16:
+        return launch_as<Dtype, 16, Select>(params, g, stream);
+      case 32:
+        return launch_as<Dtype, 32, Select>(params, g, stream);
 #endif
-      case 64: return launch_as<Dtype, 64, Select>(params, g, stream);
-      default: return cudaErrorInvalidValue;
+      case 64:
+        return launch_as<Dtype, 64, Select>(params, g, stream);
+      default:
+        return cudaErrorInvalidValue;
     }
   };
   return args.dtype == IndexerDtype::bf16 ? with_dtype.template operator()<IndexerDtype::bf16>()

@@ -13,10 +13,10 @@
 /// wide as it can be), walks the keys that its rows see in tiles of 64, and keeps each row's best K.
 ///
 /// Warpgroups: two of matrix warps, which take key tiles in turn so that one's head reduction hides under the other's
-/// matrix work; one of three warps that select and one that fetches. Matrix warps write what passes a row's threshold to
-/// segments in global memory, one for each (block of 8 key tiles, row, warp), as large as all its keys, so nothing can
-/// overflow. The select warps append segments to the row's list and cut the list to K when it is full, which
-/// raises the threshold. Thresholds that matrix warps read may be old; an old one only lets more pass.
+/// matrix work; one of three warps that select and one that fetches. Matrix warps write what passes a row's threshold
+/// to segments in global memory, one for each (block of 8 key tiles, row, warp), as large as all its keys, so nothing
+/// can overflow. The select warps append segments to the row's list and cut the list to K when it is full, which raises
+/// the threshold. Thresholds that matrix warps read may be old; an old one only lets more pass.
 namespace tandem::detail::sm90 {
 
 constexpr int tile_columns = 256;  ///< (query, head) pairs of a query tile
@@ -28,6 +28,9 @@ constexpr int segment_keys = block_keys / matrix_warps;
 constexpr int block_buffers = 8;
 constexpr int threshold_slots = 16;  ///< query tiles whose thresholds are live at once: more than block_buffers + 1
 constexpr int indexer_threads = 384;
+/// Of the 168 that each thread has at launch: a raise waits for ever if the sum is greater.
+constexpr int matrix_registers = 216, other_registers = 72;
+static_assert(2 * matrix_registers + other_registers <= 3 * 168);
 constexpr int fetch_warp = matrix_warps + select_warps;
 
 struct alignas(16) QueryTile {
@@ -80,8 +83,8 @@ __device__ __forceinline__ bool needs_scores(const IndexerParams& p, RowBounds b
   return !takes_all(p, bounds) || (p.index_lse != nullptr && bounds.end > bounds.begin);
 }
 
-/// Calls fn(first key of the tile, begin, end of the valid keys in it) for the tiles of 64 keys of [begin, end) that the
-/// step has. Tiles start at multiples of 64 whatever the ranges.
+/// Calls fn(first key of the tile, begin, end of the valid keys in it) for the tiles of 64 keys of [begin, end) that
+/// the step has. Tiles start at multiples of 64 whatever the ranges.
 template <typename Fn>
 __device__ __forceinline__ void for_each_key_tile(const IndexerParams& p, int begin, int end, Fn fn) {
   for (int range = 0; range < p.key_range_count; ++range) {
@@ -126,12 +129,11 @@ struct alignas(1024) IndexerShared {
   float w[2][tile_columns];
   RowBounds bounds[2][rows];
   std::uint64_t thresholds[threshold_slots][rows];
-  std::uint64_t exact_threshold[rows];  ///< of the select warps's present tile
-  int count[rows];                      ///< entries of each list
+  ListState lists[rows];  ///< of the select warps' present tile
   std::uint16_t lengths[block_buffers][rows][matrix_warps];
-  int4 stage_keys[Traits::stages];   ///< first key; begin, end of the valid ones
-  int4 query_tile[2];                ///< first slot, slots, key tiles (negative: no more work)
-  int4 handover[block_buffers];      ///< first slot, slots, flags, tile number
+  int4 stage_keys[Traits::stages];  ///< first key; begin, end of the valid ones
+  int4 query_tile[2];               ///< first slot, slots, key tiles (negative: no more work)
+  int4 handover[block_buffers];     ///< first slot, slots, flags, tile number
   Mbarrier k_full[Traits::stages], k_empty[Traits::stages];
   Mbarrier q_full[2], q_empty[2];
   Mbarrier block_full[block_buffers], block_empty[block_buffers];
@@ -146,12 +148,6 @@ struct IndexerKernel {
   using Shared = IndexerShared<Dtype, Heads>;
   static constexpr int rows = Shared::rows;
   static constexpr int groups = rows / 4;  ///< a lane ends with one query of each group of four
-
-  static __device__ __forceinline__ Candidate* segment_of(const IndexerParams& p, int buffer, int row, int warp) {
-    return p.segments +
-           (((static_cast<std::int64_t>(blockIdx.x) * block_buffers + buffer) * rows + row) * matrix_warps + warp) *
-               segment_keys;
-  }
 
   // ---------------------------------------------------------------------------------------------- fetch
   static __device__ __forceinline__ void fetch(const IndexerParams& p, Shared& s) {
@@ -251,17 +247,16 @@ struct IndexerKernel {
       if (step >= steps - 2) wgmma_commit();
     }
     wgmma_wait<1>();
-    group == 0 ? named_arrive<2, 256>() : named_arrive<1, 256>();  // the other's first products queue behind the last of these
+    group == 0 ? named_arrive<2, 256>()
+               : named_arrive<1, 256>();  // the other's first products queue behind the last of these
     wgmma_wait<0>();
   }
 
-  /// Head sums of queries 4 part .. 4 part + 3 of the tile for the two keys of this lane's quad: after the exchange lane
-  /// c of a quad has query 4 part + c. The order of additions is the same for every (query, key).
-  static __device__ __forceinline__ void head_sums(const Shared& s, int half, const IndexerParams& p, int part,
-                                                   const float (&acc)[128], float (&score)[2]) {
+  /// Head sums of queries 4 part .. 4 part + 3 of the tile for the two keys of this lane's quad: after the exchange
+  /// lane c of a quad has query 4 part + c. The order of additions is the same for every (query, key).
+  static __device__ __forceinline__ void head_sums(const float (&weights)[64], float relu_floor, int quad_lane,
+                                                   int part, const float (&acc)[128], float (&score)[2]) {
     constexpr int eights = Heads / 8;
-    const int c = static_cast<int>(threadIdx.x & 3U);
-    const auto* weights = reinterpret_cast<const float4*>(s.w[half]) + c;
     float sum[4][2];
 #pragma unroll
     for (int query = 0; query < 4; ++query) {
@@ -269,21 +264,17 @@ struct IndexerKernel {
       sum[query][1] = 0.0F;
     }
 #pragma unroll
-    for (int pair = 0; pair < 2 * eights; ++pair) {
-      const float4 w = weights[(part * 2 * eights + pair) * 4];
-#pragma unroll
-      for (int side = 0; side < 2; ++side) {
-        const int local = 2 * pair + side;
-        const int query = local / eights;
-        const int at = (part * 4 * eights + local) * 4;
-        const float w0 = side == 0 ? w.x : w.z, w1 = side == 0 ? w.y : w.w;
-        sum[query][0] = fmaf(w0, max_nan(acc[at], p.relu_floor), sum[query][0]);
-        sum[query][0] = fmaf(w1, max_nan(acc[at + 1], p.relu_floor), sum[query][0]);
-        sum[query][1] = fmaf(w0, max_nan(acc[at + 2], p.relu_floor), sum[query][1]);
-        sum[query][1] = fmaf(w1, max_nan(acc[at + 3], p.relu_floor), sum[query][1]);
-      }
+    for (int local = 0; local < 4 * eights; ++local) {
+      const int query = local / eights;
+      const int block = part * 4 * eights + local;
+      const float w0 = weights[2 * block], w1 = weights[2 * block + 1];
+      const float* products = acc + 4 * block;
+      sum[query][0] = fmaf(w0, max_nan(products[0], relu_floor), sum[query][0]);
+      sum[query][0] = fmaf(w1, max_nan(products[1], relu_floor), sum[query][0]);
+      sum[query][1] = fmaf(w0, max_nan(products[2], relu_floor), sum[query][1]);
+      sum[query][1] = fmaf(w1, max_nan(products[3], relu_floor), sum[query][1]);
     }
-    const bool upper = (c & 2) != 0, odd = (c & 1) != 0;
+    const bool upper = (quad_lane & 2) != 0, odd = (quad_lane & 1) != 0;
 #pragma unroll
     for (int key = 0; key < 2; ++key) {
       float two[2];
@@ -299,91 +290,138 @@ struct IndexerKernel {
     }
   }
 
+  /// Everything of a lane that outlives a key tile.
+  struct Lane {
+    int index, quad, warp, group;
+    unsigned same_query;  ///< lanes that end with the same query
+    unsigned before;      ///< of those, the lower ones
+    int key_in_tile;
+    int nans = 0;
+  };
+
+  /// Writes what passes of a lane's two scores to its warp's segment; `at` is where that segment's next entry goes.
+  static __device__ __forceinline__ void offer(const IndexerParams& p, Lane& lane, RowBounds bounds, int4 keys,
+                                               std::uint64_t threshold, const float (&score)[2], int& at) {
+    const float least = __uint_as_float(static_cast<std::uint32_t>(threshold >> 32));
+    const int tie = static_cast<int>(threshold);
+    const int begin = max(bounds.begin, keys.y);
+    const auto width = static_cast<unsigned>(max(min(bounds.end, keys.z) - begin, 0));
+    const int key[2] = {keys.x + lane.key_in_tile, keys.x + lane.key_in_tile + 8};
+    bool seen[2], pass[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      seen[i] = static_cast<unsigned>(key[i] - begin) < width;
+      pass[i] = seen[i] & ((score[i] > least) | ((score[i] == least) & (key[i] < tie)));
+    }
+    const float either = score[0] + score[1];
+    if (__any_sync(full_warp, either != either)) {  // or two infinities
+      if (!takes_all(p, bounds)) {
+        lane.nans += (seen[0] && isnan(score[0]) ? 1 : 0) + (seen[1] && isnan(score[1]) ? 1 : 0);
+      }
+    }
+    const unsigned first = __ballot_sync(full_warp, pass[0]) & lane.same_query;
+    const unsigned second = __ballot_sync(full_warp, pass[1]) & lane.same_query;
+    const int middle = at + __popc(first);
+    const int to[2] = {at + __popc(first & lane.before), middle + __popc(second & lane.before)};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (pass[i]) {
+        *reinterpret_cast<float2*>(p.segments + to[i]) = make_float2(score[i], __int_as_float(key[i]));
+      }
+    }
+    at = middle + __popc(second);
+  }
+
+  /// First entry of this warp's segment of a query in a block buffer.
+  static __device__ __forceinline__ int segment_start(int buffer, int query, int warp) {
+    return (((static_cast<int>(blockIdx.x) * block_buffers + buffer) * rows + query) * matrix_warps + warp) *
+           segment_keys;
+  }
+
+  static __device__ __forceinline__ void given_scores(const IndexerParams& p, int4 tile, int query, int key,
+                                                      float (&score)[2]) {
+    const int row = query < tile.y ? local_row(p, tile.x + query) : 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int at = key + 8 * i;
+      score[i] = at < p.keys ? p.scores[static_cast<std::int64_t>(row) * p.keys + at] : 0.0F;
+    }
+  }
+
   static __device__ __forceinline__ void score(const IndexerParams& p, Shared& s) {
-    const int warp = static_cast<int>(threadIdx.x / 32);
-    const int group = warp / 4;
-    const int lane = static_cast<int>(threadIdx.x & 31U);
-    const int quad_lane = lane & 3;
-    const unsigned same_query = 0x11111111U << quad_lane;
-    const unsigned before = same_query & ((1U << lane) - 1U);
-    const int key_in_tile = warp % 4 * 16 + lane / 4;
+    int thread = static_cast<int>(threadIdx.x);
+    asm volatile("" : "+r"(thread));  // keeps it in a register: reading the special one takes long
+    Lane lane;
+    lane.index = thread & 31;
+    lane.quad = thread & 3;
+    lane.warp = thread / 32;
+    lane.group = lane.warp / 4;
+    lane.same_query = 0x11111111U << lane.quad;
+    lane.before = lane.same_query & ((1U << lane.index) - 1U);
+    lane.key_in_tile = lane.warp % 4 * 16 + lane.index / 4;
     int item = 0, stage = 0, buffer = 0;
     unsigned stage_parity = 0, buffer_parity = 1;
-    int nans = 0;
-    if (Dtype != IndexerDtype::scores && group == 1) named_arrive<1, 256>();
+    if (Dtype != IndexerDtype::scores && lane.group == 1) named_arrive<1, 256>();
     for (int number = 0;; ++number) {
       const int half = number & 1;
       s.q_full[half].wait((number >> 1) & 1);
       const int4 tile = s.query_tile[half];
       if (tile.z < 0) break;
-      const std::uint64_t* thresholds = s.thresholds[number % threshold_slots];
+      const volatile std::uint64_t* thresholds = s.thresholds[number % threshold_slots];
+      float weights[64];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const float4 four = reinterpret_cast<const float4*>(s.w[half])[4 * i + lane.quad];
+        weights[4 * i] = four.x;
+        weights[4 * i + 1] = four.y;
+        weights[4 * i + 2] = four.z;
+        weights[4 * i + 3] = four.w;
+      }
       int done = 0;
       do {
-        int count[groups];
+        int at[groups];
 #pragma unroll
-        for (int part = 0; part < groups; ++part) count[part] = 0;
+        for (int part = 0; part < groups; ++part) {
+          at[part] = Select ? segment_start(buffer, 4 * part + lane.quad, lane.warp) : 0;
+        }
         if constexpr (Select) s.block_empty[buffer].wait(buffer_parity);
         const int end = min(done + block_tiles, tile.z);
         for (int i = done; i < end; ++i) {
-          const bool mine = (item & 1) == group;
-          if (mine) {
+          if ((item & 1) == lane.group) {
             s.k_full[stage].wait(stage_parity);
             const int4 keys = s.stage_keys[stage];
-            const int key = keys.x + key_in_tile;
             float acc[128];
             float scale[2] = {1.0F, 1.0F};
+            const int key = keys.x + lane.key_in_tile;
             if constexpr (Dtype == IndexerDtype::e4m3) {
               scale[0] = key < p.keys ? p.k_scale[key] : 0.0F;
               scale[1] = key + 8 < p.keys ? p.k_scale[key + 8] : 0.0F;
             }
-            if constexpr (Dtype != IndexerDtype::scores) multiply(s, stage, group, acc);
+            // Read before the products: shared memory answers slowly while they run.
+            std::uint64_t threshold[groups];
+            RowBounds bounds[groups];
+            const auto load_row = [&](int part) {
+              threshold[part] = Select ? thresholds[4 * part + lane.quad] : pack_threshold(INFINITY, -1);
+              bounds[part] = s.bounds[half][4 * part + lane.quad];
+            };
+            if constexpr (groups == 1) load_row(0);
+            if constexpr (Dtype != IndexerDtype::scores) multiply(s, stage, lane.group, acc);
             __syncwarp();
-            if (lane == 0) s.k_empty[stage].arrive();
+            if (lane.index == 0) s.k_empty[stage].arrive();
 #pragma unroll
             for (int part = 0; part < groups; ++part) {
-              const int query = 4 * part + quad_lane;
-              const RowBounds bounds = s.bounds[half][query];
-              const int begin = max(bounds.begin, keys.y), stop = min(bounds.end, keys.z);
+              if constexpr (groups != 1) load_row(part);
               float score[2];
               if constexpr (Dtype == IndexerDtype::scores) {
-                const int row = query < tile.y ? local_row(p, tile.x + query) : 0;
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                  const int at = key + 8 * i;
-                  score[i] = at < p.keys ? p.scores[static_cast<std::int64_t>(row) * p.keys + at] : 0.0F;
-                }
+                given_scores(p, tile, 4 * part + lane.quad, key, score);
               } else {
-                head_sums(s, half, p, part, acc, score);
+                head_sums(weights, p.relu_floor, lane.quad, part, acc, score);
               }
               if constexpr (Dtype == IndexerDtype::e4m3) {
                 score[0] *= scale[0];
                 score[1] *= scale[1];
               }
-              const std::uint64_t threshold =
-                  Select ? *reinterpret_cast<const volatile std::uint64_t*>(&thresholds[query])
-                         : pack_threshold(INFINITY, -1);
-              const float least = __uint_as_float(static_cast<std::uint32_t>(threshold >> 32));
-              const int tie = static_cast<int>(threshold);
-              bool seen[2], pass[2];
-#pragma unroll
-              for (int i = 0; i < 2; ++i) {
-                const int at = key + 8 * i;
-                seen[i] = at >= begin && at < stop;
-                pass[i] = seen[i] && (score[i] > least || (score[i] == least && at < tie));
-              }
-              const bool nan = (seen[0] && isnan(score[0])) || (seen[1] && isnan(score[1]));
-              if (__any_sync(full_warp, nan)) {
-                if (!takes_all(p, bounds)) {
-                  nans += (seen[0] && isnan(score[0]) ? 1 : 0) + (seen[1] && isnan(score[1]) ? 1 : 0);
-                }
-              }
-              const unsigned first = __ballot_sync(full_warp, pass[0]);
-              const unsigned second = __ballot_sync(full_warp, pass[1]);
-              Candidate* to = segment_of(p, buffer, query, warp) + count[part];
-              const int taken = __popc(first & same_query);
-              if (pass[0]) to[__popc(first & before)] = {score[0], key};
-              if (pass[1]) to[taken + __popc(second & before)] = {score[1], key + 8};
-              count[part] += taken + __popc(second & same_query);
+              offer(p, lane, bounds[part], keys, threshold[part], score, at[part]);
             }
           }
           ++item;
@@ -393,18 +431,19 @@ struct IndexerKernel {
           }
         }
         if constexpr (Select) {
-          if (lane < 4) {
+          if (lane.index < 4) {
 #pragma unroll
             for (int part = 0; part < groups; ++part) {
-              s.lengths[buffer][4 * part + lane][warp] = static_cast<std::uint16_t>(count[part]);
+              const int length = at[part] - segment_start(buffer, 4 * part + lane.quad, lane.warp);
+              s.lengths[buffer][4 * part + lane.index][lane.warp] = static_cast<std::uint16_t>(length);
             }
           }
-          if (threadIdx.x == 0) {
-            s.handover[buffer] = make_int4(tile.x, tile.y,
-                                           (done == 0 ? first_of_tile : 0) | (end == tile.z ? last_of_tile : 0), number);
+          if (thread == 0) {
+            const int flags = (done == 0 ? first_of_tile : 0) | (end == tile.z ? last_of_tile : 0);
+            s.handover[buffer] = make_int4(tile.x, tile.y, flags, number);
           }
           __syncwarp();
-          if (lane == 0) s.block_full[buffer].arrive();
+          if (lane.index == 0) s.block_full[buffer].arrive();
           if (++buffer == block_buffers) {
             buffer = 0;
             buffer_parity ^= 1;
@@ -413,16 +452,16 @@ struct IndexerKernel {
         done = end;
       } while (done < tile.z);
       __syncwarp();
-      if (lane == 0) s.q_empty[half].arrive();
+      if (lane.index == 0) s.q_empty[half].arrive();
     }
     if constexpr (Select) {
       s.block_empty[buffer].wait(buffer_parity);
-      if (threadIdx.x == 0) s.handover[buffer] = make_int4(0, 0, no_more_work, 0);
+      if (thread == 0) s.handover[buffer] = make_int4(0, 0, no_more_work, 0);
       __syncwarp();
-      if (lane == 0) s.block_full[buffer].arrive();
+      if (lane.index == 0) s.block_full[buffer].arrive();
     }
-    nans = __reduce_add_sync(full_warp, nans);
-    if (lane == 0 && nans != 0) atomicAdd(p.nan_count, static_cast<unsigned long long>(nans));
+    const int nans = __reduce_add_sync(full_warp, lane.nans);
+    if (lane.index == 0 && nans != 0) atomicAdd(p.nan_count, static_cast<unsigned long long>(nans));
   }
 
   // ---------------------------------------------------------------------------------------------- selection
@@ -430,9 +469,9 @@ struct IndexerKernel {
     return p.lists + (static_cast<std::int64_t>(blockIdx.x) * rows + row) * p.list_capacity;
   }
 
-  static __device__ __forceinline__ void set_threshold(Shared& s, int number, int row, std::uint64_t key, int thread) {
+  static __device__ __forceinline__ void publish_threshold(Shared& s, int number, int row, int thread) {
     if (thread == 0) {
-      s.exact_threshold[row] = key;
+      const std::uint64_t key = s.lists[row].threshold;
       *reinterpret_cast<volatile std::uint64_t*>(&s.thresholds[number % threshold_slots][row]) =
           pack_threshold(rank_key_score(key), rank_key_row(key));
     }
@@ -441,24 +480,26 @@ struct IndexerKernel {
   /// Lists of a new query tile: empty, or the state that an earlier step left.
   static __device__ __forceinline__ void start_tile(const IndexerParams& p, Shared& s, int4 tile, int thread) {
     if (thread < rows) {
-      s.exact_threshold[thread] = 0;
-      s.count[thread] = !p.first && thread < tile.y ? p.state_length[tile.x + thread] : 0;
+      const int kept = !p.first && thread < tile.y ? p.state_length[tile.x + thread] : 0;
+      s.lists[thread].threshold = 0;
+      s.lists[thread].low = ~0U;
+      s.lists[thread].high = 0;
+      s.lists[thread].count = kept;
     }
     select_sync();
     if (p.first) return;
     for (int row = 0; row < tile.y; ++row) {
-      const int n = s.count[row];
+      const int n = s.lists[row].count;
+      if (n == 0) continue;
       const std::int64_t from = static_cast<std::int64_t>(tile.x + row) * p.topk;
       std::uint64_t* list = list_of(p, row);
       for (int i = thread; i < n; i += select_threads) {
         list[i] = rank_key(p.state_scores[from + i], p.state_indices[from + i]);
       }
-      if (n == p.topk) {
-        select_sync();
-        set_threshold(s, tile.w, row, least_key(list, n, s.select, thread), thread);
-      }
+      select_sync();
+      measure_list(list, s.lists[row], p.topk, s.select, thread);
+      if (n == p.topk) publish_threshold(s, tile.w, row, thread);
     }
-    select_sync();
   }
 
   static __device__ __forceinline__ void finish_tile(const IndexerParams& p, Shared& s, int4 tile, int thread) {
@@ -466,11 +507,8 @@ struct IndexerKernel {
       const int row = local_row(p, tile.x + slot);
       const RowBounds bounds{p.key_begin[row], p.key_end[row]};
       std::uint64_t* list = list_of(p, slot);
-      int n = s.count[slot];
-      if (n > p.topk) {
-        cut_list(list, n, p.topk, s.select, thread);
-        n = p.topk;
-      }
+      if (s.lists[slot].count > p.topk) cut_list(list, s.lists[slot], p.topk, s.select, thread);
+      const int n = s.lists[slot].count;
       if (p.last) {
         if (!takes_all(p, bounds)) {
           write_ascending(list, n, bounds.begin, bounds.end, p.indices + static_cast<std::int64_t>(row) * p.topk,
@@ -506,20 +544,16 @@ struct IndexerKernel {
       if ((tile.z & no_more_work) != 0) return;
       if ((tile.z & first_of_tile) != 0) start_tile(p, s, tile, thread);
       for (int row = warp; row < rows; row += select_warps) {
-        const int count = append_segments(segment_of(p, buffer, row, 0), segment_keys, s.lengths[buffer][row],
-                                          list_of(p, row), s.count[row], s.exact_threshold[row]);
-        __syncwarp();
-        if ((thread & 31) == 0) s.count[row] = count;
+        append_segments(p.segments + segment_start(buffer, row, 0), segment_keys, s.lengths[buffer][row],
+                        list_of(p, row), s.lists[row]);
       }
       select_sync();
       const bool last = (tile.z & last_of_tile) != 0;
       if (!last && thread == 0) s.block_empty[buffer].arrive();
       for (int row = 0; row < tile.y; ++row) {
-        const int n = s.count[row];
-        if (n + block_keys <= p.list_capacity) continue;
-        const std::uint64_t kth = cut_list(list_of(p, row), n, p.topk, s.select, thread);
-        set_threshold(s, tile.w, row, kth, thread);
-        if (thread == 0) s.count[row] = p.topk;
+        if (s.lists[row].count + block_keys <= p.list_capacity) continue;
+        cut_list(list_of(p, row), s.lists[row], p.topk, s.select, thread);
+        publish_threshold(s, tile.w, row, thread);
       }
       select_sync();
       if (last) {
@@ -558,10 +592,10 @@ struct IndexerKernel {
     __syncthreads();
     const int group = thread / 128;
     if (group < 2) {
-      raise_registers<208>();
+      raise_registers<matrix_registers>();
       score(p, s);
     } else {
-      lower_registers<96>();
+      lower_registers<other_registers>();
       if (thread / 32 == fetch_warp) {
         fetch(p, s);
       } else if constexpr (Select) {

@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <cstdio>
 
 /// Thin names for the Hopper instructions that CUDA C++ does not spell: asynchronous barriers, the bulk tensor copy,
 /// named barriers, register reallocation and the bookkeeping of warpgroup matrix instructions.
@@ -30,16 +31,27 @@ struct Mbarrier {
   }
   __device__ __forceinline__ bool try_wait(std::uint32_t parity) {
     std::uint32_t done;
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
-        : "=r"(done)
-        : "r"(shared_address(&word)), "r"(parity)
-        : "memory");
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+                 : "=r"(done)
+                 : "r"(shared_address(&word)), "r"(parity)
+                 : "memory");
     return done != 0;
   }
   __device__ __forceinline__ void wait(std::uint32_t parity) {
+#ifdef TANDEM_WAIT_LIMIT
+    // For tests: a wait that never ends becomes an error instead of a stuck device.
+    const long long start = clock64();
+    while (!try_wait(parity)) {
+      if (clock64() - start > TANDEM_WAIT_LIMIT) {
+        printf("stuck: block %d thread %d barrier %u parity %u\n", static_cast<int>(blockIdx.x),
+               static_cast<int>(threadIdx.x), shared_address(&word), parity);
+        __trap();
+      }
+    }
+#else
     while (!try_wait(parity)) {
     }
+#endif
   }
 };
 

@@ -17,13 +17,14 @@ constexpr int select_barrier = 3;  ///< named barrier of the select warps
 constexpr int bin_bits = 10;
 constexpr int histogram_bins = 1 << bin_bits;
 constexpr int bins_per_thread = 12;
-constexpr int histogram_words = bins_per_thread * select_threads;  ///< some beyond the bins, so threads have equal parts
+constexpr int histogram_words =
+    bins_per_thread * select_threads;  ///< some beyond the bins, so threads have equal parts
 static_assert(histogram_words >= histogram_bins && bins_per_thread % 4 == 0);
 constexpr int small_list = 256;  ///< candidates around the K-th that are ranked by comparing all pairs
 constexpr unsigned full_warp = 0xFFFFFFFFU;
 
 /// A scored key that passed the threshold.
-struct Candidate {
+struct alignas(8) Candidate {
   float score;
   std::int32_t row;
 };
@@ -31,7 +32,8 @@ struct Candidate {
 /// -0 becomes +0; -infinity stays above 0, which stands for "nothing".
 __device__ __forceinline__ std::uint64_t rank_key(float score, std::int32_t row) {
   const std::uint32_t bits = __float_as_uint(score + 0.0F);
-  const std::uint32_t ordered = bits ^ (static_cast<std::uint32_t>(static_cast<std::int32_t>(bits) >> 31) | 0x80000000U);
+  const std::uint32_t ordered =
+      bits ^ (static_cast<std::uint32_t>(static_cast<std::int32_t>(bits) >> 31) | 0x80000000U);
   return (static_cast<std::uint64_t>(ordered) << 32) | ~static_cast<std::uint32_t>(row);
 }
 __device__ __forceinline__ float rank_key_score(std::uint64_t key) {
@@ -52,9 +54,8 @@ constexpr std::uint64_t no_threshold = (std::uint64_t{0xFF800000U} << 32) | 0x7F
 struct SelectScratch {
   std::uint32_t histogram[histogram_words];  ///< also the bitmap of the sorted output
   std::uint64_t small[small_list];
-  std::uint64_t kth;
   unsigned long long sum;
-  std::uint32_t warp_low[select_warps], warp_high[select_warps], warp_sum[select_warps];
+  std::uint32_t warp_sum[select_warps];
   std::uint32_t maximum;
   int bin, above, inside, kept, small_count;
 };
@@ -79,35 +80,55 @@ __device__ __forceinline__ std::uint32_t select_prefix(std::uint32_t value, Sele
   return before + sum - value;
 }
 
-/// One warp appends the candidates of its row's 8 segments (`lengths` of them, in rows of `segment` entries) that exceed
-/// `threshold`; returns the new count.
-__device__ __forceinline__ int append_segments(const Candidate* segments, int segment, const std::uint16_t* lengths,
-                                               std::uint64_t* list, int count, std::uint64_t threshold) {
+/// A row's list while it grows. All keys of it have their upper words in [low, high].
+struct ListState {
+  std::uint64_t threshold;  ///< what does not exceed it cannot be among the best K; 0 until K are known
+  std::uint32_t low, high;
+  int count;
+};
+
+/// One warp appends the candidates of its row's 8 segments (`lengths` of them, in rows of `segment` entries) that
+/// exceed the threshold.
+__device__ __forceinline__ void append_segments(const Candidate* segments, int segment, const std::uint16_t* lengths,
+                                                std::uint64_t* list, ListState& state) {
   constexpr int unroll = 4;
   const int lane = static_cast<int>(threadIdx.x & 31U);
   const int part = lane & 3;
   const int length = lengths[lane >> 2];
-  const auto* from = reinterpret_cast<const std::uint64_t*>(segments + (lane >> 2) * segment);
+  const auto* from = reinterpret_cast<const std::uint64_t*>(segments + (lane >> 2) * segment) + part;
   const int longest = __reduce_max_sync(full_warp, length);
   const unsigned before = (1U << lane) - 1U;
+  const std::uint64_t threshold = state.threshold;
+  int count = state.count;
+  std::uint32_t low = ~0U, high = 0;
   for (int first = 0; first < longest; first += 4 * unroll) {
     std::uint64_t raw[unroll];
 #pragma unroll
     for (int i = 0; i < unroll; ++i) {
-      const int at = first + 4 * i + part;
-      raw[i] = at < length ? from[at] : 0;
+      const int at = first + 4 * i;
+      raw[i] = at + part < length ? from[at] : 0;
     }
 #pragma unroll
     for (int i = 0; i < unroll; ++i) {
-      const std::uint64_t key = rank_key(__uint_as_float(static_cast<std::uint32_t>(raw[i])),
-                                         static_cast<std::int32_t>(raw[i] >> 32));
-      const bool take = first + 4 * i + part < length && key > threshold;
+      const std::uint64_t key =
+          rank_key(__uint_as_float(static_cast<std::uint32_t>(raw[i])), static_cast<std::int32_t>(raw[i] >> 32));
+      const bool take = (first + 4 * i + part < length) & (key > threshold);
       const unsigned takers = __ballot_sync(full_warp, take);
-      if (take) list[count + __popc(takers & before)] = key;
+      if (take) {
+        list[count + __popc(takers & before)] = key;
+        low = min(low, static_cast<std::uint32_t>(key >> 32));
+        high = max(high, static_cast<std::uint32_t>(key >> 32));
+      }
       count += __popc(takers);
     }
   }
-  return count;
+  low = __reduce_min_sync(full_warp, low);
+  high = __reduce_max_sync(full_warp, high);
+  if (lane == 0) {
+    state.count = count;
+    state.low = min(state.low, low);
+    state.high = max(state.high, high);
+  }
 }
 
 /// Finds the bin in which the `need`-th greatest of the counted keys lies: scratch.bin, how many lie in bins above it,
@@ -133,94 +154,104 @@ __device__ __forceinline__ void find_bin(int need, SelectScratch& scratch, int t
   select_sync();
 }
 
-/// Cuts list[0, n), n > k, to its k greatest, in place, in no particular order; returns the k-th greatest. All
-/// select warps, which have synchronised after the list was written; afterwards the list is ready.
+__device__ __forceinline__ void clear_histogram(SelectScratch& scratch, int thread) {
+#pragma unroll
+  for (int i = 0; i < bins_per_thread / 4; ++i) {
+    reinterpret_cast<uint4*>(scratch.histogram)[thread + i * select_threads] = make_uint4(0, 0, 0, 0);
+  }
+}
+
+// Spelled out because the compiler turns atomicAdd of a constant into a loop over the warp's distinct addresses.
+__device__ __forceinline__ void count_in(std::uint32_t* bin) {
+  asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(shared_address(bin)) : "memory");
+}
+__device__ __forceinline__ int take_slots(int* counter, int slots) {
+  int before;
+  asm volatile("atom.shared.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "r"(shared_address(counter)), "r"(slots)
+               : "memory");
+  return before;
+}
+
+/// Cuts the list, of more than k entries, to its k greatest, in place, in no particular order, and raises the threshold
+/// to the k-th. All select warps, which have synchronised after the list was written; afterwards the list is ready.
 ///
 /// Bins divide the range of scores that occur, not all that a float can have: scores above a threshold share their
 /// exponent, and bins by leading bits would be two or three crowded ones.
-__device__ __forceinline__ std::uint64_t cut_list(std::uint64_t* list, int n, int k, SelectScratch& scratch,
-                                                  int thread) {
-  constexpr int unroll = 8;
+__device__ __forceinline__ void cut_list(std::uint64_t* list, ListState& state, int k, SelectScratch& scratch,
+                                         int thread) {
   const int lane = thread & 31;
-  const auto* high_words = reinterpret_cast<const std::uint32_t*>(list) + 1;
-  std::uint32_t low = ~0U, high = 0;
-  for (int first = thread; first < n; first += select_threads * unroll) {
-#pragma unroll
-    for (int i = 0; i < unroll; ++i) {
-      const int at = min(first + i * select_threads, n - 1);
-      const std::uint32_t word = high_words[2 * at];
-      low = min(low, word);
-      high = max(high, word);
-    }
-  }
-  low = __reduce_min_sync(full_warp, low);
-  high = __reduce_max_sync(full_warp, high);
-  if (lane == 0) {
-    scratch.warp_low[thread / 32] = low;
-    scratch.warp_high[thread / 32] = high;
-  }
+  const int n = state.count;
+  const std::uint32_t low = state.low;
+  const int span_shift = max(0, 32 - __clz(state.high - low) - bin_bits);
+  clear_histogram(scratch, thread);
   if (thread == 0) {
     scratch.kept = 0;
     scratch.small_count = 0;
   }
   select_sync();
+  const auto* high_words = reinterpret_cast<const std::uint32_t*>(list) + 1;
+  constexpr int words = 16;
+  for (int first = thread; first < n; first += select_threads * words) {
+    std::uint32_t word[words];
 #pragma unroll
-  for (int warp = 0; warp < select_warps; ++warp) {
-    low = min(low, scratch.warp_low[warp]);
-    high = max(high, scratch.warp_high[warp]);
-  }
-  std::uint64_t base = static_cast<std::uint64_t>(low) << 32;
-  int shift = low == high ? 32 - bin_bits : 32 + max(0, 32 - __clz(high - low) - bin_bits);
-  int need = k;
-  for (;;) {
-#pragma unroll
-    for (int i = 0; i < bins_per_thread / 4; ++i) {
-      reinterpret_cast<uint4*>(scratch.histogram)[thread + i * select_threads] = make_uint4(0, 0, 0, 0);
+    for (int i = 0; i < words; ++i) {
+      const int at = first + i * select_threads;
+      if (at < n) word[i] = high_words[2 * at];
     }
+#pragma unroll
+    for (int i = 0; i < words; ++i) {
+      if (first + i * select_threads < n) count_in(&scratch.histogram[(word[i] - low) >> span_shift]);
+    }
+  }
+  select_sync();
+  find_bin(k, scratch, thread);
+  int need = k - scratch.above;
+  int shift = 32 + span_shift;
+  std::uint64_t base = static_cast<std::uint64_t>(low + (static_cast<std::uint32_t>(scratch.bin) << span_shift)) << 32;
+  // Crowded bins are divided again, down to single rank keys: many equal scores, or a range stretched by outliers.
+  while (scratch.inside > small_list) {
+    const int finer = max(shift - bin_bits, 0);
     select_sync();
-    for (int first = thread; first < n; first += select_threads * unroll) {
-      std::uint64_t keys[unroll];
-#pragma unroll
-      for (int i = 0; i < unroll; ++i) {
-        const int at = first + i * select_threads;
-        keys[i] = at < n ? list[at] : 0;  // no rank key is 0, and base is above it
-      }
-#pragma unroll
-      for (int i = 0; i < unroll; ++i) {
-        const std::uint64_t bin = (keys[i] - base) >> shift;
-        if (keys[i] >= base && bin < histogram_bins && keys[i] != 0) {
-          atomicAdd(&scratch.histogram[static_cast<int>(bin)], 1U);
-        }
+    clear_histogram(scratch, thread);
+    select_sync();
+    for (int at = thread; at < n; at += select_threads) {
+      const std::uint64_t key = list[at];
+      if (key >= base && ((key - base) >> shift) == 0) {
+        count_in(&scratch.histogram[static_cast<int>((key - base) >> finer)]);
       }
     }
     select_sync();
     find_bin(need, scratch, thread);
     need -= scratch.above;
-    base += static_cast<std::uint64_t>(scratch.bin) << shift;
-    if (scratch.inside <= small_list) break;
-    shift = max(shift - bin_bits, 0);
-    select_sync();
+    base += static_cast<std::uint64_t>(scratch.bin) << finer;
+    shift = finer;
   }
+  const std::uint64_t beyond = base + (std::uint64_t{1} << shift);  // no overflow: infinity is well below 2^64
   // Everything of a round is in registers before anything is written, and what is kept so far is never more than what
   // has been read: so the list can be cut in place.
-  for (int begin = 0; begin < n; begin += select_threads * unroll) {
+  constexpr int unroll = 8;
+  for (int begin = thread; begin - thread < n; begin += select_threads * unroll) {
     std::uint64_t keys[unroll];
 #pragma unroll
     for (int i = 0; i < unroll; ++i) {
-      const int at = begin + thread + i * select_threads;
+      const int at = begin + i * select_threads;
       keys[i] = at < n ? list[at] : 0;
     }
     select_sync();
     int mine = 0;
+    bool any_inside = false;
 #pragma unroll
     for (int i = 0; i < unroll; ++i) {
-      bool keep = false;
-      if (keys[i] >= base && keys[i] != 0) {
-        keep = ((keys[i] - base) >> shift) != 0;
-        if (!keep) scratch.small[atomicAdd(&scratch.small_count, 1)] = keys[i];
+      mine += keys[i] >= beyond ? 1 : 0;
+      any_inside |= (keys[i] >= base) & (keys[i] < beyond);
+    }
+    if (any_inside) {
+#pragma unroll
+      for (int i = 0; i < unroll; ++i) {
+        if (keys[i] >= base && keys[i] < beyond) scratch.small[take_slots(&scratch.small_count, 1)] = keys[i];
       }
-      if (!keep) keys[i] = 0;
-      mine += keep ? 1 : 0;
     }
     int sum = mine;
 #pragma unroll
@@ -229,11 +260,11 @@ __device__ __forceinline__ std::uint64_t cut_list(std::uint64_t* list, int n, in
       if (lane >= step) sum += other;
     }
     int at = 0;
-    if (lane == 31) at = atomicAdd(&scratch.kept, sum);
+    if (lane == 31) at = take_slots(&scratch.kept, sum);
     at = __shfl_sync(full_warp, at, 31) + sum - mine;
 #pragma unroll
     for (int i = 0; i < unroll; ++i) {
-      if (keys[i] != 0) list[at++] = keys[i];
+      if (keys[i] >= beyond) list[at++] = keys[i];
     }
   }
   select_sync();
@@ -243,27 +274,44 @@ __device__ __forceinline__ std::uint64_t cut_list(std::uint64_t* list, int n, in
     int rank = 0;
     for (int j = 0; j < inside; ++j) rank += scratch.small[j] > key ? 1 : 0;
     if (rank < need) list[k - need + rank] = key;
-    if (rank == need - 1) scratch.kth = key;
+    if (rank == need - 1) {
+      state.threshold = key;
+      state.low = static_cast<std::uint32_t>(key >> 32);
+      state.count = k;
+    }
   }
   select_sync();
-  return scratch.kth;
 }
 
-/// Least rank key of list[0, n), n >= 1.
-__device__ __forceinline__ std::uint64_t least_key(const std::uint64_t* list, int n, SelectScratch& scratch,
-                                                   int thread) {
-  std::uint64_t least = ~std::uint64_t{0};
-  for (int i = thread; i < n; i += select_threads) least = min(least, list[i]);
+/// Sets the range of the list, and the threshold if it has k entries. All select warps.
+__device__ __forceinline__ void measure_list(const std::uint64_t* list, ListState& state, int k, SelectScratch& scratch,
+                                             int thread) {
+  const int n = state.count;
+  std::uint64_t least = ~std::uint64_t{0}, most = 0;
+  for (int i = thread; i < n; i += select_threads) {
+    least = min(least, list[i]);
+    most = max(most, list[i]);
+  }
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) {
     least = min(least, static_cast<std::uint64_t>(__shfl_xor_sync(full_warp, least, step)));
+    most = max(most, static_cast<std::uint64_t>(__shfl_xor_sync(full_warp, most, step)));
   }
-  if ((thread & 31) == 0) scratch.small[thread / 32] = least;
+  if ((thread & 31) == 0) {
+    scratch.small[thread / 32] = least;
+    scratch.small[select_warps + thread / 32] = most;
+  }
   select_sync();
-#pragma unroll
-  for (int warp = 0; warp < select_warps; ++warp) least = min(least, scratch.small[warp]);
+  if (thread == 0) {
+    for (int warp = 0; warp < select_warps; ++warp) {
+      least = min(least, scratch.small[warp]);
+      most = max(most, scratch.small[select_warps + warp]);
+    }
+    state.low = static_cast<std::uint32_t>(least >> 32);
+    state.high = static_cast<std::uint32_t>(most >> 32);
+    state.threshold = n == k ? least : 0;
+  }
   select_sync();
-  return least;
 }
 
 /// Writes the rows of list[0, n) ascending to out[0, width), -1 beyond them. All rows lie in [begin, end).
@@ -272,10 +320,7 @@ __device__ __forceinline__ void write_ascending(const std::uint64_t* list, int n
   constexpr int window = histogram_words * 32;
   int written = 0;
   for (int from = begin; from < end && written < n; from += window) {
-#pragma unroll
-    for (int i = 0; i < bins_per_thread / 4; ++i) {
-      reinterpret_cast<uint4*>(scratch.histogram)[thread + i * select_threads] = make_uint4(0, 0, 0, 0);
-    }
+    clear_histogram(scratch, thread);
     select_sync();
     for (int first = thread; first < n; first += 8 * select_threads) {
 #pragma unroll
