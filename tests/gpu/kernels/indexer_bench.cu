@@ -436,16 +436,16 @@ void bench(IndexerDtype dtype, const Shape& shape, int runs, FILE* json, bool pa
 
 int usage() {
   std::printf(
-      "indexer_bench [--check] [--bench] [--heads LIST] [--dtype bf16|e4m3] [--runs N] [--seed N] [--json FILE]\n"
+      "indexer_bench [--check] [--bench] [--quick] [--heads LIST] [--dtype bf16|e4m3] [--runs N] [--seed N] [--json FILE]\n"
       "              [--one QUERIES,KEYS,HEADS,TOPK]\n"
       "Checks the indexer with fused top-k against independent references and times it on 4096 queries x 65536 keys.\n"
-      "Without --check or --bench it does both. --one launches one shape once, for a profiler.\n");
+      "Without --check or --bench it does both; --quick times one shape only. --one launches one shape once, for a profiler.\n");
   return 0;
 }
 
 int main_with(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 4096);
-  bool check = false, timing = false;
+  bool check = false, timing = false, quick = false;
   std::vector<int> heads = {64};
   std::vector<IndexerDtype> dtypes = {IndexerDtype::bf16, IndexerDtype::e4m3};
   int runs = 21;
@@ -457,6 +457,10 @@ int main_with(int argc, char** argv) {
     if (arg == "--help") return usage();
     if (arg == "--check") {
       check = true;
+      continue;
+    }
+    if (arg == "--quick") {
+      quick = timing = true;
       continue;
     }
     if (arg == "--bench") {
@@ -507,7 +511,8 @@ int main_with(int argc, char** argv) {
   }
   if (timing) {
     for (const IndexerDtype dtype : dtypes) {
-      for (const int hi : heads) bench(dtype, {4096, 65536, hi, 2048}, runs, json, true);
+      for (const int hi : heads) bench(dtype, {4096, 65536, hi, 2048}, runs, json, !quick);
+      if (quick) continue;
       bench(dtype, {32768, 65536, heads[0], 2048, true}, std::max(3, runs / 7), json, false);
       bench(dtype, {4096, 8192, heads[0], 2048}, runs, json, false);
     }

@@ -21,15 +21,37 @@ namespace tandem::detail::sm90 {
 
 constexpr int tile_columns = 256;  ///< (query, head) pairs of a query tile
 constexpr int tile_keys = 64;
-constexpr int block_tiles = 8;  ///< key tiles between handovers to the select warps
+#ifndef BT
+#define BT 16
+#define NB 6
+#endif
+constexpr int block_tiles = BT;  ///< key tiles between handovers to the select warps
 constexpr int block_keys = tile_keys * block_tiles;
 constexpr int matrix_warps = 8;
 constexpr int segment_keys = block_keys / matrix_warps;
-constexpr int block_buffers = 8;
+constexpr int block_buffers = NB;
 constexpr int threshold_slots = 16;  ///< query tiles whose thresholds are live at once: more than block_buffers + 1
 constexpr int indexer_threads = 384;
 /// Of the 168 that each thread has at launch: a raise waits for ever if the sum is greater.
-constexpr int matrix_registers = 216, other_registers = 72;
+#ifndef WRES
+#define WRES 16
+#endif
+#ifndef FADDR
+#define FADDR 0
+#endif
+#ifndef MREG
+#define MREG 208
+#endif
+#ifndef HAND
+#define HAND 0
+#endif
+#ifdef CLK
+#define TICK(i) { unsigned now; asm volatile("mov.u32 %0, %%clock;" : "=r"(now) :: "memory"); ticks[i] += now - last; last = now; }
+#else
+#define TICK(i)
+#endif
+constexpr int resident_weights = WRES;
+constexpr int matrix_registers = MREG, other_registers = 504 - 2 * MREG;
 static_assert(2 * matrix_registers + other_registers <= 3 * 168);
 constexpr int fetch_warp = matrix_warps + select_warps;
 
@@ -147,6 +169,7 @@ struct IndexerKernel {
   using Traits = OperandTraits<Dtype>;
   using Shared = IndexerShared<Dtype, Heads>;
   static constexpr int rows = Shared::rows;
+  static constexpr int handoff_steps = HAND;
   static constexpr int groups = rows / 4;  ///< a lane ends with one query of each group of four
 
   // ---------------------------------------------------------------------------------------------- fetch
@@ -228,10 +251,11 @@ struct IndexerKernel {
   }
 
   // ---------------------------------------------------------------------------------------------- scores
-  static __device__ __forceinline__ void multiply(Shared& s, int stage, int group, float (&acc)[128]) {
+  /// Starts the products of a key tile with all (query, head) columns, at this warpgroup's turn: without turns both
+  /// would multiply at half speed together, then reduce together.
+  static __device__ __forceinline__ void start_products(Shared& s, int stage, int group, float (&acc)[128]) {
     const std::uint64_t keys = swizzled_descriptor(s.k[stage]);
     const std::uint64_t queries = swizzled_descriptor(s.q);
-    // Strict turns: without them both warpgroups would multiply at half speed together, then reduce together.
     group == 0 ? named_sync<1, 256>() : named_sync<2, 256>();
     wgmma_fence();
     constexpr int steps = Traits::row_bytes / 32;
@@ -244,36 +268,54 @@ struct IndexerKernel {
       } else {
         wgmma_m64n256k32_e4m3(acc, a, b, step != 0);
       }
-      if (step >= steps - 2) wgmma_commit();
+      if (step >= steps - 1 - handoff_steps) wgmma_commit();
     }
-    wgmma_wait<1>();
-    group == 0 ? named_arrive<2, 256>()
-               : named_arrive<1, 256>();  // the other's first products queue behind the last of these
+    if (handoff_steps == 0) group == 0 ? named_arrive<2, 256>() : named_arrive<1, 256>();
+  }
+  /// Waits for them; passes the turn on a little before their end, so that the other's queue behind the last of these.
+  static __device__ __forceinline__ void finish_products(int group) {
+    wgmma_wait<handoff_steps>();
+    if (handoff_steps != 0) group == 0 ? named_arrive<2, 256>() : named_arrive<1, 256>();
     wgmma_wait<0>();
   }
 
-  /// Head sums of queries 4 part .. 4 part + 3 of the tile for the two keys of this lane's quad: after the exchange
-  /// lane c of a quad has query 4 part + c. The order of additions is the same for every (query, key).
-  static __device__ __forceinline__ void head_sums(const float (&weights)[64], float relu_floor, int quad_lane,
-                                                   int part, const float (&acc)[128], float (&score)[2]) {
+  /// Partial head sums of this lane's columns: queries 4 part .. 4 part + 3 of the tile, two keys. Weights beyond the
+  /// resident ones are read from shared memory.
+  static __device__ __forceinline__ void partial_sums(const float (&resident)[resident_weights], const float4* shared,
+                                                      float relu_floor, int part, const float (&acc)[128],
+                                                      float (&sum)[4][2]) {
     constexpr int eights = Heads / 8;
-    float sum[4][2];
 #pragma unroll
     for (int query = 0; query < 4; ++query) {
       sum[query][0] = 0.0F;
       sum[query][1] = 0.0F;
     }
 #pragma unroll
-    for (int local = 0; local < 4 * eights; ++local) {
-      const int query = local / eights;
-      const int block = part * 4 * eights + local;
-      const float w0 = weights[2 * block], w1 = weights[2 * block + 1];
-      const float* products = acc + 4 * block;
-      sum[query][0] = fmaf(w0, max_nan(products[0], relu_floor), sum[query][0]);
-      sum[query][0] = fmaf(w1, max_nan(products[1], relu_floor), sum[query][0]);
-      sum[query][1] = fmaf(w0, max_nan(products[2], relu_floor), sum[query][1]);
-      sum[query][1] = fmaf(w1, max_nan(products[3], relu_floor), sum[query][1]);
+    for (int pair = 0; pair < 2 * eights; ++pair) {
+      const int at = part * 2 * eights + pair;
+      float4 w;
+      if (4 * at < resident_weights) {
+        w = make_float4(resident[4 * at], resident[4 * at + 1], resident[4 * at + 2], resident[4 * at + 3]);
+      } else {
+        w = shared[4 * at];
+      }
+#pragma unroll
+      for (int side = 0; side < 2; ++side) {
+        const int query = (2 * pair + side) / eights;
+        const float w0 = side == 0 ? w.x : w.z, w1 = side == 0 ? w.y : w.w;
+        const float* products = acc + 8 * at + 4 * side;
+        const auto rl = [&](int i) { return FADDR == 2 || (FADDR == 1 && i % 2) ? __fadd_rn(products[i], fabsf(products[i])) : max_nan(products[i], relu_floor); };
+        sum[query][0] = fmaf(w0, rl(0), sum[query][0]);
+        sum[query][0] = fmaf(w1, rl(1), sum[query][0]);
+        sum[query][1] = fmaf(w0, rl(2), sum[query][1]);
+        sum[query][1] = fmaf(w1, rl(3), sum[query][1]);
+      }
     }
+  }
+
+  /// Adds the quad's partial sums: lane c ends with query 4 part + c. The order of additions is the same for every
+  /// (query, key).
+  static __device__ __forceinline__ void exchange(int quad_lane, const float (&sum)[4][2], float (&score)[2]) {
     const bool upper = (quad_lane & 2) != 0, odd = (quad_lane & 1) != 0;
 #pragma unroll
     for (int key = 0; key < 2; ++key) {
@@ -348,6 +390,82 @@ struct IndexerKernel {
     }
   }
 
+  /// What a lane keeps of a key tile until it is offered. One group of four queries: sums before the exchange, which
+  /// then hides under the next products too; more groups: scores, which are fewer.
+  struct Pending {
+    static constexpr bool whole = groups > 1;
+    float value[whole ? groups : 4][2];
+    float scale[2];
+    int4 keys;
+  };
+
+  static __device__ __forceinline__ void reduce(const IndexerParams& p, const Shared& s, const Lane& lane, int half,
+                                                int4 tile, const float (&resident)[resident_weights],
+                                                const float (&acc)[128], Pending& out) {
+    const auto* shared = reinterpret_cast<const float4*>(s.w[half]) + lane.quad;
+    if constexpr (Dtype == IndexerDtype::scores) {
+      given_scores(p, tile, lane.quad, out.keys.x + lane.key_in_tile, out.value[0]);
+    } else if constexpr (Pending::whole) {
+#pragma unroll
+      for (int part = 0; part < groups; ++part) {
+        float sum[4][2];
+        partial_sums(resident, shared, p.relu_floor, part, acc, sum);
+        exchange(lane.quad, sum, out.value[part]);
+      }
+    } else {
+      partial_sums(resident, shared, p.relu_floor, 0, acc, out.value);
+    }
+  }
+
+  static __device__ __forceinline__ void offer_all(const IndexerParams& p, Shared& s, Lane& lane, int half,
+                                                   const volatile std::uint64_t* thresholds, const Pending& pending,
+                                                   int (&at)[groups]) {
+#pragma unroll
+    for (int part = 0; part < groups; ++part) {
+      const int query = 4 * part + lane.quad;
+      const std::uint64_t threshold = Select ? thresholds[query] : pack_threshold(INFINITY, -1);
+      float score[2] = {pending.value[part][0], pending.value[part][1]};
+      if constexpr (!Pending::whole && Dtype != IndexerDtype::scores) exchange(lane.quad, pending.value, score);
+      if constexpr (Dtype == IndexerDtype::e4m3) {
+        score[0] *= pending.scale[0];
+        score[1] *= pending.scale[1];
+      }
+      offer(p, lane, s.bounds[half][query], pending.keys, threshold, score, at[part]);
+    }
+  }
+
+  /// The matrix warps' side of the handover of blocks to the select warps.
+  struct Blocks {
+    int buffer = 0;
+    unsigned parity = 1;
+  };
+  static __device__ __forceinline__ void open_block(Shared& s, const Blocks& blocks, const Lane& lane,
+                                                    int (&at)[groups]) {
+#pragma unroll
+    for (int part = 0; part < groups; ++part) {
+      at[part] = Select ? segment_start(blocks.buffer, 4 * part + lane.quad, lane.warp) : 0;
+    }
+    if constexpr (Select) s.block_empty[blocks.buffer].wait(blocks.parity);
+  }
+  static __device__ __forceinline__ void close_block(Shared& s, Blocks& blocks, const Lane& lane, int4 tile, int number,
+                                                     int flags, const int (&at)[groups]) {
+    if constexpr (!Select) return;
+    if (lane.index < 4) {
+#pragma unroll
+      for (int part = 0; part < groups; ++part) {
+        const int length = at[part] - segment_start(blocks.buffer, 4 * part + lane.quad, lane.warp);
+        s.lengths[blocks.buffer][4 * part + lane.index][lane.warp] = static_cast<std::uint16_t>(length);
+      }
+    }
+    if (lane.warp == 0 && lane.index == 0) s.handover[blocks.buffer] = make_int4(tile.x, tile.y, flags, number);
+    __syncwarp();
+    if (lane.index == 0) s.block_full[blocks.buffer].arrive();
+    if (++blocks.buffer == block_buffers) {
+      blocks.buffer = 0;
+      blocks.parity ^= 1;
+    }
+  }
+
   static __device__ __forceinline__ void score(const IndexerParams& p, Shared& s) {
     int thread = static_cast<int>(threadIdx.x);
     asm volatile("" : "+r"(thread));  // keeps it in a register: reading the special one takes long
@@ -359,8 +477,13 @@ struct IndexerKernel {
     lane.same_query = 0x11111111U << lane.quad;
     lane.before = lane.same_query & ((1U << lane.index) - 1U);
     lane.key_in_tile = lane.warp % 4 * 16 + lane.index / 4;
-    int item = 0, stage = 0, buffer = 0;
-    unsigned stage_parity = 0, buffer_parity = 1;
+    // Key tiles are numbered through all query tiles; this warpgroup has those of its parity.
+    int stage = lane.group, next = lane.group;  // the next of them, in the present query tile
+    unsigned stage_parity = 0;
+    Blocks blocks;
+#ifdef CLK
+    unsigned ticks[6] = {}, last = clock(), items = 0;
+#endif
     if (Dtype != IndexerDtype::scores && lane.group == 1) named_arrive<1, 256>();
     for (int number = 0;; ++number) {
       const int half = number & 1;
@@ -368,98 +491,79 @@ struct IndexerKernel {
       const int4 tile = s.query_tile[half];
       if (tile.z < 0) break;
       const volatile std::uint64_t* thresholds = s.thresholds[number % threshold_slots];
-      float weights[64];
+      float resident[resident_weights];
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
+      for (int i = 0; i < resident_weights / 4; ++i) {
         const float4 four = reinterpret_cast<const float4*>(s.w[half])[4 * i + lane.quad];
-        weights[4 * i] = four.x;
-        weights[4 * i + 1] = four.y;
-        weights[4 * i + 2] = four.z;
-        weights[4 * i + 3] = four.w;
+        resident[4 * i] = four.x;
+        resident[4 * i + 1] = four.y;
+        resident[4 * i + 2] = four.z;
+        resident[4 * i + 3] = four.w;
       }
-      int done = 0;
-      do {
-        int at[groups];
-#pragma unroll
-        for (int part = 0; part < groups; ++part) {
-          at[part] = Select ? segment_start(buffer, 4 * part + lane.quad, lane.warp) : 0;
+      int at[groups];
+      int block = 0;
+      const int last_block = max(tile.z - 1, 0) / block_tiles;
+      const auto flags = [&] { return (block == 0 ? first_of_tile : 0) | (block == last_block ? last_of_tile : 0); };
+      Pending pending;
+      bool waiting = false;
+      open_block(s, blocks, lane, at);
+      for (; next < tile.z; next += 2) {
+        TICK(5)
+        s.k_full[stage].wait(stage_parity);
+        const int4 keys = s.stage_keys[stage];
+        float acc[128];
+        TICK(0)
+        if constexpr (Dtype != IndexerDtype::scores) start_products(s, stage, lane.group, acc);
+        TICK(1)
+        if (waiting) offer_all(p, s, lane, half, thresholds, pending, at);
+        TICK(2)
+        if (next / block_tiles != block) {
+          close_block(s, blocks, lane, tile, number, flags(), at);
+          ++block;
+          open_block(s, blocks, lane, at);
         }
-        if constexpr (Select) s.block_empty[buffer].wait(buffer_parity);
-        const int end = min(done + block_tiles, tile.z);
-        for (int i = done; i < end; ++i) {
-          if ((item & 1) == lane.group) {
-            s.k_full[stage].wait(stage_parity);
-            const int4 keys = s.stage_keys[stage];
-            float acc[128];
-            float scale[2] = {1.0F, 1.0F};
-            const int key = keys.x + lane.key_in_tile;
-            if constexpr (Dtype == IndexerDtype::e4m3) {
-              scale[0] = key < p.keys ? p.k_scale[key] : 0.0F;
-              scale[1] = key + 8 < p.keys ? p.k_scale[key + 8] : 0.0F;
-            }
-            // Read before the products: shared memory answers slowly while they run.
-            std::uint64_t threshold[groups];
-            RowBounds bounds[groups];
-            const auto load_row = [&](int part) {
-              threshold[part] = Select ? thresholds[4 * part + lane.quad] : pack_threshold(INFINITY, -1);
-              bounds[part] = s.bounds[half][4 * part + lane.quad];
-            };
-            if constexpr (groups == 1) load_row(0);
-            if constexpr (Dtype != IndexerDtype::scores) multiply(s, stage, lane.group, acc);
-            __syncwarp();
-            if (lane.index == 0) s.k_empty[stage].arrive();
-#pragma unroll
-            for (int part = 0; part < groups; ++part) {
-              if constexpr (groups != 1) load_row(part);
-              float score[2];
-              if constexpr (Dtype == IndexerDtype::scores) {
-                given_scores(p, tile, 4 * part + lane.quad, key, score);
-              } else {
-                head_sums(weights, p.relu_floor, lane.quad, part, acc, score);
-              }
-              if constexpr (Dtype == IndexerDtype::e4m3) {
-                score[0] *= scale[0];
-                score[1] *= scale[1];
-              }
-              offer(p, lane, bounds[part], keys, threshold[part], score, at[part]);
-            }
-          }
-          ++item;
-          if (++stage == Traits::stages) {
-            stage = 0;
-            stage_parity ^= 1;
-          }
+        pending.keys = keys;
+        if constexpr (Dtype == IndexerDtype::e4m3) {
+          const int key = keys.x + lane.key_in_tile;
+          pending.scale[0] = key < p.keys ? p.k_scale[key] : 0.0F;
+          pending.scale[1] = key + 8 < p.keys ? p.k_scale[key + 8] : 0.0F;
         }
-        if constexpr (Select) {
-          if (lane.index < 4) {
-#pragma unroll
-            for (int part = 0; part < groups; ++part) {
-              const int length = at[part] - segment_start(buffer, 4 * part + lane.quad, lane.warp);
-              s.lengths[buffer][4 * part + lane.index][lane.warp] = static_cast<std::uint16_t>(length);
-            }
-          }
-          if (thread == 0) {
-            const int flags = (done == 0 ? first_of_tile : 0) | (end == tile.z ? last_of_tile : 0);
-            s.handover[buffer] = make_int4(tile.x, tile.y, flags, number);
-          }
-          __syncwarp();
-          if (lane.index == 0) s.block_full[buffer].arrive();
-          if (++buffer == block_buffers) {
-            buffer = 0;
-            buffer_parity ^= 1;
-          }
+        TICK(3)
+        if constexpr (Dtype != IndexerDtype::scores) finish_products(lane.group);
+        TICK(4)
+#ifdef CLK
+        ++items;
+#endif
+        __syncwarp();
+        if (lane.index == 0) s.k_empty[stage].arrive();
+        reduce(p, s, lane, half, tile, resident, acc, pending);
+        waiting = true;
+        stage += 2;
+        if (stage >= Traits::stages) {
+          stage -= Traits::stages;
+          stage_parity ^= 1;
         }
-        done = end;
-      } while (done < tile.z);
+      }
+      next -= tile.z;
+      if (waiting) offer_all(p, s, lane, half, thresholds, pending, at);
+      close_block(s, blocks, lane, tile, number, flags(), at);
+      while (block < last_block) {
+        ++block;
+        open_block(s, blocks, lane, at);
+        close_block(s, blocks, lane, tile, number, flags(), at);
+      }
       __syncwarp();
       if (lane.index == 0) s.q_empty[half].arrive();
     }
     if constexpr (Select) {
-      s.block_empty[buffer].wait(buffer_parity);
-      if (thread == 0) s.handover[buffer] = make_int4(0, 0, no_more_work, 0);
+      s.block_empty[blocks.buffer].wait(blocks.parity);
+      if (thread == 0) s.handover[blocks.buffer] = make_int4(0, 0, no_more_work, 0);
       __syncwarp();
-      if (lane.index == 0) s.block_full[buffer].arrive();
+      if (lane.index == 0) s.block_full[blocks.buffer].arrive();
     }
+#ifdef CLK
+    if (blockIdx.x == 5 && (thread == 0 || thread == 128)) for (int i = 0; i < 6; ++i) p.counters[8 + 8 * lane.group + i] = ticks[i] / items;
+#endif
     const int nans = __reduce_add_sync(full_warp, lane.nans);
     if (lane.index == 0 && nans != 0) atomicAdd(p.nan_count, static_cast<unsigned long long>(nans));
   }
@@ -538,9 +642,16 @@ struct IndexerKernel {
     const int warp = thread / 32;
     int buffer = 0;
     unsigned parity = 0;
+#ifdef CLK
+    unsigned ticks[5] = {}, last = clock(), cuts = 0;
+#endif
     for (;;) {
       s.block_full[buffer].wait(parity);
       const int4 tile = s.handover[buffer];
+      TICK(0)
+#ifdef CLK
+      if (blockIdx.x == 5 && thread == 0 && (tile.z & no_more_work) != 0) { for (int i = 0; i < 5; ++i) p.counters[24 + i] = ticks[i] / 1000; p.counters[29] = cuts; }
+#endif
       if ((tile.z & no_more_work) != 0) return;
       if ((tile.z & first_of_tile) != 0) start_tile(p, s, tile, thread);
       for (int row = warp; row < rows; row += select_warps) {
@@ -548,16 +659,24 @@ struct IndexerKernel {
                         list_of(p, row), s.lists[row]);
       }
       select_sync();
-      const bool last = (tile.z & last_of_tile) != 0;
-      if (!last && thread == 0) s.block_empty[buffer].arrive();
+      TICK(1)
+      const bool final = (tile.z & last_of_tile) != 0;
+      if (!final && thread == 0) s.block_empty[buffer].arrive();
       for (int row = 0; row < tile.y; ++row) {
-        if (s.lists[row].count + block_keys <= p.list_capacity) continue;
+        // Not all rows at once: a long pause would fill the block buffers.
+        const int stagger = (p.list_capacity - block_keys - p.topk) / 8;
+        if (s.lists[row].count + block_keys <= p.list_capacity - (row % 4) * stagger) continue;
+#ifdef CLK
+        ++cuts;
+#endif
         cut_list(list_of(p, row), s.lists[row], p.topk, s.select, thread);
         publish_threshold(s, tile.w, row, thread);
       }
       select_sync();
-      if (last) {
+      TICK(2)
+      if (final) {
         finish_tile(p, s, tile, thread);
+        TICK(3)
         if (thread == 0) s.block_empty[buffer].arrive();
       }
       if (++buffer == block_buffers) {

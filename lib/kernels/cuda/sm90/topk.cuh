@@ -91,7 +91,7 @@ struct ListState {
 /// exceed the threshold.
 __device__ __forceinline__ void append_segments(const Candidate* segments, int segment, const std::uint16_t* lengths,
                                                 std::uint64_t* list, ListState& state) {
-  constexpr int unroll = 4;
+  constexpr int unroll = 8;
   const int lane = static_cast<int>(threadIdx.x & 31U);
   const int part = lane & 3;
   const int length = lengths[lane >> 2];
@@ -174,64 +174,87 @@ __device__ __forceinline__ int take_slots(int* counter, int slots) {
   return before;
 }
 
+/// Equal steps between the least and the greatest score of a list. Bins by leading bits of a float would not do: scores
+/// share their exponents, or lie on both sides of 0. The mapping never decreases, so the K-th lies in one bin and what
+/// is in higher ones is in. Everything is quartered so that the span cannot overflow.
+struct ScoreBins {
+  float offset, factor;
+
+  __device__ __forceinline__ ScoreBins(std::uint32_t low, std::uint32_t high) {
+    constexpr float most = 3.402823466e38F;
+    const float from = fmaxf(rank_key_score(static_cast<std::uint64_t>(low) << 32), -most);
+    const float to = fminf(rank_key_score(static_cast<std::uint64_t>(high) << 32), most);
+    offset = 0.25F * fminf(from, most);
+    factor = static_cast<float>(histogram_bins - 1) / (0.25F * to - offset);
+    if (!(factor < most)) factor = 0;  // a single value, or too narrow to divide: all in bin 0
+  }
+  __device__ __forceinline__ int operator()(std::uint32_t upper_word) const {
+    const float score = rank_key_score(static_cast<std::uint64_t>(upper_word) << 32);
+    const int bin = __float2int_rz(__fmul_rn(__fmaf_rn(score, 0.25F, -offset), factor));
+    return min(max(bin, 0), histogram_bins - 1);
+  }
+};
+
 /// Cuts the list, of more than k entries, to its k greatest, in place, in no particular order, and raises the threshold
 /// to the k-th. All select warps, which have synchronised after the list was written; afterwards the list is ready.
-///
-/// Bins divide the range of scores that occur, not all that a float can have: scores above a threshold share their
-/// exponent, and bins by leading bits would be two or three crowded ones.
 __device__ __forceinline__ void cut_list(std::uint64_t* list, ListState& state, int k, SelectScratch& scratch,
                                          int thread) {
   const int lane = thread & 31;
   const int n = state.count;
-  const std::uint32_t low = state.low;
-  const int span_shift = max(0, 32 - __clz(state.high - low) - bin_bits);
+  const ScoreBins bins(state.low, state.high);
   clear_histogram(scratch, thread);
   if (thread == 0) {
     scratch.kept = 0;
     scratch.small_count = 0;
   }
   select_sync();
-  const auto* high_words = reinterpret_cast<const std::uint32_t*>(list) + 1;
+  const auto* upper_words = reinterpret_cast<const std::uint32_t*>(list) + 1;
   constexpr int words = 16;
   for (int first = thread; first < n; first += select_threads * words) {
     std::uint32_t word[words];
 #pragma unroll
     for (int i = 0; i < words; ++i) {
       const int at = first + i * select_threads;
-      if (at < n) word[i] = high_words[2 * at];
+      if (at < n) word[i] = upper_words[2 * at];
     }
 #pragma unroll
     for (int i = 0; i < words; ++i) {
-      if (first + i * select_threads < n) count_in(&scratch.histogram[(word[i] - low) >> span_shift]);
+      if (first + i * select_threads < n) count_in(&scratch.histogram[bins(word[i])]);
     }
   }
   select_sync();
   find_bin(k, scratch, thread);
+  const int bin = scratch.bin;
   int need = k - scratch.above;
-  int shift = 32 + span_shift;
-  std::uint64_t base = static_cast<std::uint64_t>(low + (static_cast<std::uint32_t>(scratch.bin) << span_shift)) << 32;
-  // Crowded bins are divided again, down to single rank keys: many equal scores, or a range stretched by outliers.
+  // Crowded bins are divided again by the bits of their rank keys, down to single ones: equal scores, or a range
+  // stretched by outliers. [base, last] is what remains of the bin.
+  std::uint64_t base = 0, last = ~std::uint64_t{0};
+  int shift = 64;
   while (scratch.inside > small_list) {
-    const int finer = max(shift - bin_bits, 0);
+    shift = max(shift - bin_bits, 0);
     select_sync();
     clear_histogram(scratch, thread);
     select_sync();
-    for (int at = thread; at < n; at += select_threads) {
-      const std::uint64_t key = list[at];
-      if (key >= base && ((key - base) >> shift) == 0) {
-        count_in(&scratch.histogram[static_cast<int>((key - base) >> finer)]);
+    for (int first = thread; first < n; first += select_threads * 4) {
+      std::uint64_t keys[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) keys[i] = first + i * select_threads < n ? list[first + i * select_threads] : 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (keys[i] != 0 && keys[i] >= base && keys[i] <= last && bins(static_cast<std::uint32_t>(keys[i] >> 32)) == bin) {
+          count_in(&scratch.histogram[static_cast<int>((keys[i] - base) >> shift)]);
+        }
       }
     }
     select_sync();
     find_bin(need, scratch, thread);
     need -= scratch.above;
-    base += static_cast<std::uint64_t>(scratch.bin) << finer;
-    shift = finer;
+    base += static_cast<std::uint64_t>(scratch.bin) << shift;
+    last = base + ((std::uint64_t{1} << shift) - 1);
   }
-  const std::uint64_t beyond = base + (std::uint64_t{1} << shift);  // no overflow: infinity is well below 2^64
   // Everything of a round is in registers before anything is written, and what is kept so far is never more than what
   // has been read: so the list can be cut in place.
-  constexpr int unroll = 8;
+  constexpr int unroll = 10;
   for (int begin = thread; begin - thread < n; begin += select_threads * unroll) {
     std::uint64_t keys[unroll];
 #pragma unroll
@@ -240,19 +263,21 @@ __device__ __forceinline__ void cut_list(std::uint64_t* list, ListState& state, 
       keys[i] = at < n ? list[at] : 0;
     }
     select_sync();
-    int mine = 0;
-    bool any_inside = false;
+    unsigned keep = 0, inside = 0;
 #pragma unroll
     for (int i = 0; i < unroll; ++i) {
-      mine += keys[i] >= beyond ? 1 : 0;
-      any_inside |= (keys[i] >= base) & (keys[i] < beyond);
+      const int in = bins(static_cast<std::uint32_t>(keys[i] >> 32));
+      const bool present = begin + i * select_threads < n;
+      keep |= present & ((in > bin) | ((in == bin) & (keys[i] > last))) ? 1U << i : 0U;
+      inside |= present & (in == bin) & (keys[i] >= base) & (keys[i] <= last) ? 1U << i : 0U;
     }
-    if (any_inside) {
+    if (inside != 0) {
 #pragma unroll
       for (int i = 0; i < unroll; ++i) {
-        if (keys[i] >= base && keys[i] < beyond) scratch.small[take_slots(&scratch.small_count, 1)] = keys[i];
+        if ((inside >> i & 1U) != 0) scratch.small[take_slots(&scratch.small_count, 1)] = keys[i];
       }
     }
+    const int mine = __popc(keep);
     int sum = mine;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
@@ -264,7 +289,7 @@ __device__ __forceinline__ void cut_list(std::uint64_t* list, ListState& state, 
     at = __shfl_sync(full_warp, at, 31) + sum - mine;
 #pragma unroll
     for (int i = 0; i < unroll; ++i) {
-      if (keys[i] >= beyond) list[at++] = keys[i];
+      if ((keep >> i & 1U) != 0) list[at++] = keys[i];
     }
   }
   select_sync();
@@ -272,6 +297,7 @@ __device__ __forceinline__ void cut_list(std::uint64_t* list, ListState& state, 
   for (int i = thread; i < inside; i += select_threads) {
     const std::uint64_t key = scratch.small[i];
     int rank = 0;
+#pragma unroll 8
     for (int j = 0; j < inside; ++j) rank += scratch.small[j] > key ? 1 : 0;
     if (rank < need) list[k - need + rank] = key;
     if (rank == need - 1) {
