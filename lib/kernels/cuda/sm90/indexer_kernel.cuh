@@ -367,9 +367,8 @@ struct IndexerKernel {
     const int to[2] = {at + __popc(first & lane.before), middle + __popc(second & lane.before)};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (pass[i]) {
-        *reinterpret_cast<float2*>(p.segments + to[i]) = make_float2(score[i], __int_as_float(key[i]));
-      }
+      store_if(pass[i], reinterpret_cast<std::uint64_t*>(p.segments + to[i]),
+               (static_cast<std::uint64_t>(static_cast<std::uint32_t>(key[i])) << 32) | __float_as_uint(score[i]));
     }
     at = middle + __popc(second);
   }
@@ -611,7 +610,6 @@ struct IndexerKernel {
       const int row = local_row(p, tile.x + slot);
       const RowBounds bounds{p.key_begin[row], p.key_end[row]};
       std::uint64_t* list = list_of(p, slot);
-      if (s.lists[slot].count > p.topk) cut_list(list, s.lists[slot], p.topk, s.select, thread);
       const int n = s.lists[slot].count;
       if (p.last) {
         if (!takes_all(p, bounds)) {
@@ -665,7 +663,9 @@ struct IndexerKernel {
       for (int row = 0; row < tile.y; ++row) {
         // Not all rows at once: a long pause would fill the block buffers.
         const int stagger = (p.list_capacity - block_keys - p.topk) / 8;
-        if (s.lists[row].count + block_keys <= p.list_capacity - (row % 4) * stagger) continue;
+        const int count = s.lists[row].count;
+        const bool full = count + block_keys > p.list_capacity - (row % 4) * stagger;
+        if (!full && !(final && count > p.topk)) continue;
 #ifdef CLK
         ++cuts;
 #endif

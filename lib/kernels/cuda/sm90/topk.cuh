@@ -52,7 +52,7 @@ __device__ __forceinline__ std::uint64_t pack_threshold(float score, std::int32_
 constexpr std::uint64_t no_threshold = (std::uint64_t{0xFF800000U} << 32) | 0x7FFFFFFFU;  ///< all but NaN pass
 
 struct SelectScratch {
-  std::uint32_t histogram[histogram_words];  ///< also the bitmap of the sorted output
+  std::uint32_t histogram[histogram_words + 4];  ///< also the bitmap of the sorted output
   std::uint64_t small[small_list];
   unsigned long long sum;
   std::uint32_t warp_sum[select_warps];
@@ -80,6 +80,14 @@ __device__ __forceinline__ std::uint32_t select_prefix(std::uint32_t value, Sele
   return before + sum - value;
 }
 
+/// Without a branch: the compiler would make one, and run the stores of an unrolled loop one after another.
+__device__ __forceinline__ void store_if(bool condition, std::uint64_t* to, std::uint64_t value) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b64 [%1], %2;\n}\n" ::"r"(
+                   static_cast<unsigned>(condition)),
+               "l"(to), "l"(value)
+               : "memory");
+}
+
 /// A row's list while it grows. All keys of it have their upper words in [low, high].
 struct ListState {
   std::uint64_t threshold;  ///< what does not exceed it cannot be among the best K; 0 until K are known
@@ -91,7 +99,7 @@ struct ListState {
 /// exceed the threshold.
 __device__ __forceinline__ void append_segments(const Candidate* segments, int segment, const std::uint16_t* lengths,
                                                 std::uint64_t* list, ListState& state) {
-  constexpr int unroll = 8;
+  constexpr int unroll = 4;
   const int lane = static_cast<int>(threadIdx.x & 31U);
   const int part = lane & 3;
   const int length = lengths[lane >> 2];
@@ -99,29 +107,30 @@ __device__ __forceinline__ void append_segments(const Candidate* segments, int s
   const int longest = __reduce_max_sync(full_warp, length);
   const unsigned before = (1U << lane) - 1U;
   const std::uint64_t threshold = state.threshold;
-  int count = state.count;
+  std::uint64_t* to = list + state.count;
   std::uint32_t low = ~0U, high = 0;
   for (int first = 0; first < longest; first += 4 * unroll) {
-    std::uint64_t raw[unroll];
+    std::uint64_t key[unroll];
+    unsigned takers[unroll];
+#pragma unroll
+    for (int i = 0; i < unroll; ++i) key[i] = first + 4 * i + part < length ? from[first + 4 * i] : 0;
 #pragma unroll
     for (int i = 0; i < unroll; ++i) {
-      const int at = first + 4 * i;
-      raw[i] = at + part < length ? from[at] : 0;
+      key[i] = rank_key(__uint_as_float(static_cast<std::uint32_t>(key[i])), static_cast<std::int32_t>(key[i] >> 32));
+      if (!(first + 4 * i + part < length) || key[i] <= threshold) key[i] = 0;
+      takers[i] = __ballot_sync(full_warp, key[i] != 0);
+      const auto word = static_cast<std::uint32_t>(key[i] >> 32);
+      low = min(low, word - 1);  // what is left out, 0, becomes the greatest
+      high = max(high, word);
     }
 #pragma unroll
     for (int i = 0; i < unroll; ++i) {
-      const std::uint64_t key =
-          rank_key(__uint_as_float(static_cast<std::uint32_t>(raw[i])), static_cast<std::int32_t>(raw[i] >> 32));
-      const bool take = (first + 4 * i + part < length) & (key > threshold);
-      const unsigned takers = __ballot_sync(full_warp, take);
-      if (take) {
-        list[count + __popc(takers & before)] = key;
-        low = min(low, static_cast<std::uint32_t>(key >> 32));
-        high = max(high, static_cast<std::uint32_t>(key >> 32));
-      }
-      count += __popc(takers);
+      store_if(key[i] != 0, to + __popc(takers[i] & before), key[i]);
+      to += __popc(takers[i]);
     }
   }
+  low = low == ~0U ? low : low + 1;
+  const int count = static_cast<int>(to - list);
   low = __reduce_min_sync(full_warp, low);
   high = __reduce_max_sync(full_warp, high);
   if (lane == 0) {
@@ -161,6 +170,8 @@ __device__ __forceinline__ void clear_histogram(SelectScratch& scratch, int thre
   }
 }
 
+constexpr std::uint32_t unused_bin = histogram_words;  ///< never looked at
+
 // Spelled out because the compiler turns atomicAdd of a constant into a loop over the warp's distinct addresses.
 __device__ __forceinline__ void count_in(std::uint32_t* bin) {
   asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(shared_address(bin)) : "memory");
@@ -193,6 +204,23 @@ struct ScoreBins {
     const int bin = __float2int_rz(__fmul_rn(__fmaf_rn(score, 0.25F, -offset), factor));
     return min(max(bin, 0), histogram_bins - 1);
   }
+  /// Least upper word that falls into `bin` or a higher one. A whole warp searches, 32 places a step.
+  __device__ __forceinline__ std::uint32_t first_word(int bin) const {
+    constexpr std::uint32_t infinity = 0xFF800000U;
+    if (bin == 0) return 1;
+    if (bin == histogram_bins) return infinity + 1;
+    const auto lane = threadIdx.x & 31U;
+    std::uint32_t from = 0;  // falls below the bin
+#pragma unroll
+    for (int shift = 27; shift > -5; shift -= 5) {
+      const int places = max(shift, 0);
+      const std::uint32_t word = from + ((lane + 1) << places);
+      const bool reached = word <= from || word > infinity || (*this)(word) >= bin;  // or beyond all scores
+      const unsigned below = __popc(~__ballot_sync(full_warp, reached));
+      from += below << places;
+    }
+    return from + 1;
+  }
 };
 
 /// Cuts the list, of more than k entries, to its k greatest, in place, in no particular order, and raises the threshold
@@ -209,48 +237,49 @@ __device__ __forceinline__ void cut_list(std::uint64_t* list, ListState& state, 
   }
   select_sync();
   const auto* upper_words = reinterpret_cast<const std::uint32_t*>(list) + 1;
-  constexpr int words = 16;
+  constexpr int words = 12;
   for (int first = thread; first < n; first += select_threads * words) {
     std::uint32_t word[words];
 #pragma unroll
-    for (int i = 0; i < words; ++i) {
-      const int at = first + i * select_threads;
-      if (at < n) word[i] = upper_words[2 * at];
-    }
+    for (int i = 0; i < words; ++i) word[i] = upper_words[2 * min(first + i * select_threads, n - 1)];
 #pragma unroll
     for (int i = 0; i < words; ++i) {
-      if (first + i * select_threads < n) count_in(&scratch.histogram[bins(word[i])]);
+      word[i] = first + i * select_threads < n ? static_cast<std::uint32_t>(bins(word[i])) : unused_bin;
     }
+#pragma unroll
+    for (int i = 0; i < words; ++i) count_in(&scratch.histogram[word[i]]);
   }
   select_sync();
   find_bin(k, scratch, thread);
-  const int bin = scratch.bin;
   int need = k - scratch.above;
-  // Crowded bins are divided again by the bits of their rank keys, down to single ones: equal scores, or a range
-  // stretched by outliers. [base, last] is what remains of the bin.
-  std::uint64_t base = 0, last = ~std::uint64_t{0};
-  int shift = 64;
+  // Rank keys of the bin: [base, beyond).
+  const int bin = scratch.bin;
+  std::uint64_t base = static_cast<std::uint64_t>(bins.first_word(bin)) << 32;
+  std::uint64_t beyond = static_cast<std::uint64_t>(bins.first_word(bin + 1)) << 32;
+  // A crowded bin is divided again, down to single rank keys: equal scores, or a range stretched by outliers.
   while (scratch.inside > small_list) {
-    shift = max(shift - bin_bits, 0);
+    const int shift = max(64 - __clzll(static_cast<long long>(beyond - base - 1)) - bin_bits, 0);
     select_sync();
     clear_histogram(scratch, thread);
     select_sync();
     for (int first = thread; first < n; first += select_threads * 4) {
       std::uint64_t keys[4];
+      std::uint32_t word[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) keys[i] = first + i * select_threads < n ? list[first + i * select_threads] : 0;
+      for (int i = 0; i < 4; ++i) keys[i] = list[min(first + i * select_threads, n - 1)];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (keys[i] != 0 && keys[i] >= base && keys[i] <= last && bins(static_cast<std::uint32_t>(keys[i] >> 32)) == bin) {
-          count_in(&scratch.histogram[static_cast<int>((keys[i] - base) >> shift)]);
-        }
+        const bool in = (first + i * select_threads < n) & (keys[i] >= base) & (keys[i] < beyond);
+        word[i] = in ? static_cast<std::uint32_t>((keys[i] - base) >> shift) : unused_bin;
       }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) count_in(&scratch.histogram[word[i]]);
     }
     select_sync();
     find_bin(need, scratch, thread);
     need -= scratch.above;
     base += static_cast<std::uint64_t>(scratch.bin) << shift;
-    last = base + ((std::uint64_t{1} << shift) - 1);
+    beyond = min(beyond, base + (std::uint64_t{1} << shift));
   }
   // Everything of a round is in registers before anything is written, and what is kept so far is never more than what
   // has been read: so the list can be cut in place.
@@ -258,26 +287,28 @@ __device__ __forceinline__ void cut_list(std::uint64_t* list, ListState& state, 
   for (int begin = thread; begin - thread < n; begin += select_threads * unroll) {
     std::uint64_t keys[unroll];
 #pragma unroll
-    for (int i = 0; i < unroll; ++i) {
-      const int at = begin + i * select_threads;
-      keys[i] = at < n ? list[at] : 0;
+    for (int i = 0; i < unroll; ++i) keys[i] = list[min(begin + i * select_threads, n - 1)];
+    if (begin + (unroll - 1) * select_threads >= n) {
+#pragma unroll
+      for (int i = 0; i < unroll; ++i) keys[i] = begin + i * select_threads < n ? keys[i] : 0;
     }
     select_sync();
-    unsigned keep = 0, inside = 0;
+    int mine = 0, inside = 0;
 #pragma unroll
     for (int i = 0; i < unroll; ++i) {
-      const int in = bins(static_cast<std::uint32_t>(keys[i] >> 32));
-      const bool present = begin + i * select_threads < n;
-      keep |= present & ((in > bin) | ((in == bin) & (keys[i] > last))) ? 1U << i : 0U;
-      inside |= present & (in == bin) & (keys[i] >= base) & (keys[i] <= last) ? 1U << i : 0U;
+      mine += keys[i] >= beyond ? 1 : 0;
+      inside += keys[i] >= base ? 1 : 0;
     }
-    if (inside != 0) {
+    inside -= mine;
+    if (__any_sync(full_warp, inside != 0)) {
+      int slot = take_slots(&scratch.small_count, inside);
 #pragma unroll
       for (int i = 0; i < unroll; ++i) {
-        if ((inside >> i & 1U) != 0) scratch.small[take_slots(&scratch.small_count, 1)] = keys[i];
+        const bool in = (keys[i] >= base) & (keys[i] < beyond);
+        if (in) scratch.small[slot] = keys[i];
+        slot += in ? 1 : 0;
       }
     }
-    const int mine = __popc(keep);
     int sum = mine;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
@@ -286,10 +317,11 @@ __device__ __forceinline__ void cut_list(std::uint64_t* list, ListState& state, 
     }
     int at = 0;
     if (lane == 31) at = take_slots(&scratch.kept, sum);
-    at = __shfl_sync(full_warp, at, 31) + sum - mine;
+    std::uint64_t* to = list + __shfl_sync(full_warp, at, 31) + sum - mine;
 #pragma unroll
     for (int i = 0; i < unroll; ++i) {
-      if ((keep >> i & 1U) != 0) list[at++] = keys[i];
+      store_if(keys[i] >= beyond, to, keys[i]);
+      to += keys[i] >= beyond ? 1 : 0;
     }
   }
   select_sync();
