@@ -38,7 +38,7 @@ cudaError_t geometry_of(const IndexerArgs& args, Geometry& g) {
   const auto tile_rows = static_cast<std::size_t>(g.blocks) * static_cast<std::size_t>(g.rows);
   g.tiles_at = 256;
   g.segments_at = g.tiles_at + aligned(static_cast<std::size_t>(tiles) * sizeof(QueryTile));
-  g.lists_at = g.segments_at + aligned(tile_rows * block_buffers * block_keys * sizeof(Candidate));
+  g.lists_at = g.segments_at + aligned(tile_rows * block_buffers * block_keys * sizeof(std::uint64_t));
   g.bytes = g.lists_at + aligned(tile_rows * static_cast<std::size_t>(g.list_capacity) * sizeof(std::uint64_t));
   return cudaSuccess;
 }
@@ -160,7 +160,7 @@ cudaError_t launch(const IndexerArgs& args, cudaStream_t stream) {
   auto* scratch = static_cast<std::byte*>(args.scratch);
   p.counters = reinterpret_cast<std::int32_t*>(scratch);
   p.tiles = reinterpret_cast<QueryTile*>(scratch + g.tiles_at);
-  p.segments = reinterpret_cast<Candidate*>(scratch + g.segments_at);
+  p.segments = reinterpret_cast<std::uint64_t*>(scratch + g.segments_at);
   p.lists = reinterpret_cast<std::uint64_t*>(scratch + g.lists_at);
   take_all_kernel<<<static_cast<unsigned>((args.row_count + 7) / 8), 256, 0, stream>>>(p);
   return dispatch<Select>(args, p, g, stream);

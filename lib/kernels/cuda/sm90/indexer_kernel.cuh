@@ -86,7 +86,7 @@ struct IndexerParams {
   // scratch
   std::int32_t* counters;  ///< [0]: next tile, [1]: tiles
   QueryTile* tiles;
-  Candidate* segments;
+  std::uint64_t* segments;
   std::uint64_t* lists;
 };
 
@@ -367,8 +367,7 @@ struct IndexerKernel {
     const int to[2] = {at + __popc(first & lane.before), middle + __popc(second & lane.before)};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      store_if(pass[i], reinterpret_cast<std::uint64_t*>(p.segments + to[i]),
-               (static_cast<std::uint64_t>(static_cast<std::uint32_t>(key[i])) << 32) | __float_as_uint(score[i]));
+      store_if(pass[i], p.segments + to[i], rank_key(score[i], key[i]));
     }
     at = middle + __popc(second);
   }
@@ -585,8 +584,6 @@ struct IndexerKernel {
     if (thread < rows) {
       const int kept = !p.first && thread < tile.y ? p.state_length[tile.x + thread] : 0;
       s.lists[thread].threshold = 0;
-      s.lists[thread].low = ~0U;
-      s.lists[thread].high = 0;
       s.lists[thread].count = kept;
     }
     select_sync();
@@ -600,7 +597,7 @@ struct IndexerKernel {
         list[i] = rank_key(p.state_scores[from + i], p.state_indices[from + i]);
       }
       select_sync();
-      measure_list(list, s.lists[row], p.topk, s.select, thread);
+      restore_threshold(list, s.lists[row], p.topk, s.select, thread);
       if (n == p.topk) publish_threshold(s, tile.w, row, thread);
     }
   }
@@ -669,7 +666,9 @@ struct IndexerKernel {
 #ifdef CLK
         ++cuts;
 #endif
-        cut_list(list_of(p, row), s.lists[row], p.topk, s.select, thread);
+        std::uint64_t* list = list_of(p, row);
+        const bool rough = !final && p.topk >= 512 && cut_roughly(list, s.lists[row], p.topk, s.select, thread);
+        if (!rough) cut_list(list, s.lists[row], p.topk, s.select, thread);
         publish_threshold(s, tile.w, row, thread);
       }
       select_sync();

@@ -23,11 +23,6 @@ static_assert(histogram_words >= histogram_bins && bins_per_thread % 4 == 0);
 constexpr int small_list = 256;  ///< candidates around the K-th that are ranked by comparing all pairs
 constexpr unsigned full_warp = 0xFFFFFFFFU;
 
-/// A scored key that passed the threshold.
-struct alignas(8) Candidate {
-  float score;
-  std::int32_t row;
-};
 
 /// -0 becomes +0; -infinity stays above 0, which stands for "nothing".
 __device__ __forceinline__ std::uint64_t rank_key(float score, std::int32_t row) {
@@ -55,7 +50,7 @@ struct SelectScratch {
   std::uint32_t histogram[histogram_words + 4];  ///< also the bitmap of the sorted output
   std::uint64_t small[small_list];
   unsigned long long sum;
-  std::uint32_t warp_sum[select_warps];
+  std::uint32_t warp_low[select_warps], warp_high[select_warps], warp_sum[select_warps];
   std::uint32_t maximum;
   int bin, above, inside, kept, small_count;
 };
@@ -88,56 +83,40 @@ __device__ __forceinline__ void store_if(bool condition, std::uint64_t* to, std:
                : "memory");
 }
 
-/// A row's list while it grows. All keys of it have their upper words in [low, high].
+/// A row's list while it grows.
 struct ListState {
   std::uint64_t threshold;  ///< what does not exceed it cannot be among the best K; 0 until K are known
-  std::uint32_t low, high;
   int count;
 };
 
-/// One warp appends the candidates of its row's 8 segments (`lengths` of them, in rows of `segment` entries) that
-/// exceed the threshold.
-__device__ __forceinline__ void append_segments(const Candidate* segments, int segment, const std::uint16_t* lengths,
-                                                std::uint64_t* list, ListState& state) {
-  constexpr int unroll = 4;
+/// One warp appends the rank keys of its row's 8 segments (`lengths` of them, in rows of `segment` entries) that exceed
+/// the threshold.
+__device__ __forceinline__ void append_segments(const std::uint64_t* segments, int segment,
+                                                const std::uint16_t* lengths, std::uint64_t* list, ListState& state) {
+  constexpr int unroll = 8;
   const int lane = static_cast<int>(threadIdx.x & 31U);
   const int part = lane & 3;
   const int length = lengths[lane >> 2];
-  const auto* from = reinterpret_cast<const std::uint64_t*>(segments + (lane >> 2) * segment) + part;
+  const std::uint64_t* from = segments + (lane >> 2) * segment + part;
   const int longest = __reduce_max_sync(full_warp, length);
   const unsigned before = (1U << lane) - 1U;
   const std::uint64_t threshold = state.threshold;
   std::uint64_t* to = list + state.count;
-  std::uint32_t low = ~0U, high = 0;
   for (int first = 0; first < longest; first += 4 * unroll) {
     std::uint64_t key[unroll];
     unsigned takers[unroll];
 #pragma unroll
     for (int i = 0; i < unroll; ++i) key[i] = first + 4 * i + part < length ? from[first + 4 * i] : 0;
 #pragma unroll
-    for (int i = 0; i < unroll; ++i) {
-      key[i] = rank_key(__uint_as_float(static_cast<std::uint32_t>(key[i])), static_cast<std::int32_t>(key[i] >> 32));
-      if (!(first + 4 * i + part < length) || key[i] <= threshold) key[i] = 0;
-      takers[i] = __ballot_sync(full_warp, key[i] != 0);
-      const auto word = static_cast<std::uint32_t>(key[i] >> 32);
-      low = min(low, word - 1);  // what is left out, 0, becomes the greatest
-      high = max(high, word);
-    }
+    for (int i = 0; i < unroll; ++i) takers[i] = __ballot_sync(full_warp, key[i] > threshold);
 #pragma unroll
     for (int i = 0; i < unroll; ++i) {
-      store_if(key[i] != 0, to + __popc(takers[i] & before), key[i]);
+      store_if(key[i] > threshold, to + __popc(takers[i] & before), key[i]);
       to += __popc(takers[i]);
     }
   }
-  low = low == ~0U ? low : low + 1;
-  const int count = static_cast<int>(to - list);
-  low = __reduce_min_sync(full_warp, low);
-  high = __reduce_max_sync(full_warp, high);
-  if (lane == 0) {
-    state.count = count;
-    state.low = min(state.low, low);
-    state.high = max(state.high, high);
-  }
+  __syncwarp();
+  if (lane == 0) state.count = static_cast<int>(to - list);
 }
 
 /// Finds the bin in which the `need`-th greatest of the counted keys lies: scratch.bin, how many lie in bins above it,
@@ -223,21 +202,138 @@ struct ScoreBins {
   }
 };
 
+/// Appends those of a lane's keys that are no less than `least` to the kept part of the list.
+template <int Count>
+__device__ __forceinline__ void keep_from(std::uint64_t least, const std::uint64_t (&keys)[Count], std::uint64_t* list,
+                                          SelectScratch& scratch, int lane) {
+  int mine = 0;
+#pragma unroll
+  for (int i = 0; i < Count; ++i) mine += keys[i] >= least ? 1 : 0;
+  int sum = mine;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(full_warp, sum, step);
+    if (lane >= step) sum += other;
+  }
+  int at = 0;
+  if (lane == 31) at = take_slots(&scratch.kept, sum);
+  std::uint64_t* to = list + __shfl_sync(full_warp, at, 31) + sum - mine;
+#pragma unroll
+  for (int i = 0; i < Count; ++i) {
+    store_if(keys[i] >= least, to, keys[i]);
+    to += keys[i] >= least ? 1 : 0;
+  }
+}
+
+/// Least and greatest of one upper word a thread, over the select warps. Ends without a barrier.
+__device__ __forceinline__ ScoreBins common_bins(std::uint32_t low, std::uint32_t high, SelectScratch& scratch,
+                                                 int thread) {
+  low = __reduce_min_sync(full_warp, low);
+  high = __reduce_max_sync(full_warp, high);
+  if ((thread & 31) == 0) {
+    scratch.warp_low[thread / 32] = low;
+    scratch.warp_high[thread / 32] = high;
+  }
+  select_sync();
+#pragma unroll
+  for (int warp = 0; warp < select_warps; ++warp) {
+    low = min(low, scratch.warp_low[warp]);
+    high = max(high, scratch.warp_high[warp]);
+  }
+  return ScoreBins(low, high);
+}
+
+/// Cuts the list to somewhat more than k entries, by a threshold that a sample suggests: a quarter of the work of an
+/// exact cut, which only the end of a row needs. Returns false, with nothing changed, if the suggestion is no good. All
+/// select warps, as for cut_list.
+__device__ __forceinline__ bool cut_roughly(std::uint64_t* list, ListState& state, int k, SelectScratch& scratch,
+                                            int thread) {
+  constexpr int samples = 12;
+  const int n = state.count;
+  const int lane = thread & 31;
+  const int stride = (n + select_threads * samples - 1) / (select_threads * samples);
+  const auto* upper_words = reinterpret_cast<const std::uint32_t*>(list) + 1;
+  clear_histogram(scratch, thread);
+  if (thread == 0) scratch.kept = 0;
+  std::uint32_t word[samples];
+  std::uint32_t low = ~0U, high = 0;
+#pragma unroll
+  for (int i = 0; i < samples; ++i) {
+    word[i] = upper_words[2 * min((thread + i * select_threads) * stride, n - 1)];
+    low = min(low, word[i]);
+    high = max(high, word[i]);
+  }
+  const ScoreBins bins = common_bins(low, high, scratch, thread);
+#pragma unroll
+  for (int i = 0; i < samples; ++i) {
+    word[i] = (thread + i * select_threads) * stride < n ? static_cast<std::uint32_t>(bins(word[i])) : unused_bin;
+  }
+#pragma unroll
+  for (int i = 0; i < samples; ++i) count_in(&scratch.histogram[word[i]]);
+  select_sync();
+  find_bin((k + k / 8) / stride, scratch, thread);  // an eighth is nearly four standard deviations at K = 2048
+  const std::uint32_t least = bins.first_word(scratch.bin);
+  int mine = 0;
+  for (int first = thread; first < n; first += select_threads * samples) {
+#pragma unroll
+    for (int i = 0; i < samples; ++i) word[i] = upper_words[2 * min(first + i * select_threads, n - 1)];
+#pragma unroll
+    for (int i = 0; i < samples; ++i) mine += (word[i] >= least) & (first + i * select_threads < n) ? 1 : 0;
+  }
+  mine = __reduce_add_sync(full_warp, mine);
+  if (lane == 0) scratch.warp_low[thread / 32] = static_cast<std::uint32_t>(mine);
+  select_sync();
+  int total = 0;
+#pragma unroll
+  for (int warp = 0; warp < select_warps; ++warp) total += static_cast<int>(scratch.warp_low[warp]);
+  if (total < k || total > k + k / 4) {
+    select_sync();
+    return false;
+  }
+  constexpr int unroll = 12;
+  for (int begin = thread; begin - thread < n; begin += select_threads * unroll) {
+    std::uint64_t keys[unroll];
+#pragma unroll
+    for (int i = 0; i < unroll; ++i) keys[i] = list[min(begin + i * select_threads, n - 1)];
+    if (begin + (unroll - 1) * select_threads >= n) {
+#pragma unroll
+      for (int i = 0; i < unroll; ++i) keys[i] = begin + i * select_threads < n ? keys[i] : 0;
+    }
+    select_sync();  // as in cut_list: all is read before anything is written
+    keep_from(static_cast<std::uint64_t>(least) << 32, keys, list, scratch, lane);
+  }
+  if (thread == 0) {
+    state.threshold = (static_cast<std::uint64_t>(least) << 32) - 1;
+    state.count = total;
+  }
+  select_sync();
+  return true;
+}
+
 /// Cuts the list, of more than k entries, to its k greatest, in place, in no particular order, and raises the threshold
 /// to the k-th. All select warps, which have synchronised after the list was written; afterwards the list is ready.
 __device__ __forceinline__ void cut_list(std::uint64_t* list, ListState& state, int k, SelectScratch& scratch,
                                          int thread) {
   const int lane = thread & 31;
   const int n = state.count;
-  const ScoreBins bins(state.low, state.high);
+  const auto* upper_words = reinterpret_cast<const std::uint32_t*>(list) + 1;
+  constexpr int words = 12;
+  std::uint32_t low = ~0U, high = 0;
+  for (int first = thread; first < n; first += select_threads * words) {
+#pragma unroll
+    for (int i = 0; i < words; ++i) {
+      const std::uint32_t word = upper_words[2 * min(first + i * select_threads, n - 1)];
+      low = min(low, word);
+      high = max(high, word);
+    }
+  }
+  const ScoreBins bins = common_bins(low, high, scratch, thread);
   clear_histogram(scratch, thread);
   if (thread == 0) {
     scratch.kept = 0;
     scratch.small_count = 0;
   }
   select_sync();
-  const auto* upper_words = reinterpret_cast<const std::uint32_t*>(list) + 1;
-  constexpr int words = 12;
   for (int first = thread; first < n; first += select_threads * words) {
     std::uint32_t word[words];
 #pragma unroll
@@ -283,7 +379,7 @@ __device__ __forceinline__ void cut_list(std::uint64_t* list, ListState& state, 
   }
   // Everything of a round is in registers before anything is written, and what is kept so far is never more than what
   // has been read: so the list can be cut in place.
-  constexpr int unroll = 10;
+  constexpr int unroll = 8;
   for (int begin = thread; begin - thread < n; begin += select_threads * unroll) {
     std::uint64_t keys[unroll];
 #pragma unroll
@@ -309,20 +405,7 @@ __device__ __forceinline__ void cut_list(std::uint64_t* list, ListState& state, 
         slot += in ? 1 : 0;
       }
     }
-    int sum = mine;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(full_warp, sum, step);
-      if (lane >= step) sum += other;
-    }
-    int at = 0;
-    if (lane == 31) at = take_slots(&scratch.kept, sum);
-    std::uint64_t* to = list + __shfl_sync(full_warp, at, 31) + sum - mine;
-#pragma unroll
-    for (int i = 0; i < unroll; ++i) {
-      store_if(keys[i] >= beyond, to, keys[i]);
-      to += keys[i] >= beyond ? 1 : 0;
-    }
+    keep_from(beyond, keys, list, scratch, lane);
   }
   select_sync();
   const int inside = scratch.small_count;
@@ -334,40 +417,28 @@ __device__ __forceinline__ void cut_list(std::uint64_t* list, ListState& state, 
     if (rank < need) list[k - need + rank] = key;
     if (rank == need - 1) {
       state.threshold = key;
-      state.low = static_cast<std::uint32_t>(key >> 32);
       state.count = k;
     }
   }
   select_sync();
 }
 
-/// Sets the range of the list, and the threshold if it has k entries. All select warps.
-__device__ __forceinline__ void measure_list(const std::uint64_t* list, ListState& state, int k, SelectScratch& scratch,
-                                             int thread) {
+/// The threshold of a list that was restored: its least rank key if it has k entries. All select warps.
+__device__ __forceinline__ void restore_threshold(const std::uint64_t* list, ListState& state, int k,
+                                                  SelectScratch& scratch, int thread) {
   const int n = state.count;
-  std::uint64_t least = ~std::uint64_t{0}, most = 0;
-  for (int i = thread; i < n; i += select_threads) {
-    least = min(least, list[i]);
-    most = max(most, list[i]);
-  }
+  if (n != k) return;
+  std::uint64_t least = ~std::uint64_t{0};
+  for (int i = thread; i < n; i += select_threads) least = min(least, list[i]);
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) {
     least = min(least, static_cast<std::uint64_t>(__shfl_xor_sync(full_warp, least, step)));
-    most = max(most, static_cast<std::uint64_t>(__shfl_xor_sync(full_warp, most, step)));
   }
-  if ((thread & 31) == 0) {
-    scratch.small[thread / 32] = least;
-    scratch.small[select_warps + thread / 32] = most;
-  }
+  if ((thread & 31) == 0) scratch.small[thread / 32] = least;
   select_sync();
   if (thread == 0) {
-    for (int warp = 0; warp < select_warps; ++warp) {
-      least = min(least, scratch.small[warp]);
-      most = max(most, scratch.small[select_warps + warp]);
-    }
-    state.low = static_cast<std::uint32_t>(least >> 32);
-    state.high = static_cast<std::uint32_t>(most >> 32);
-    state.threshold = n == k ? least : 0;
+    for (int warp = 0; warp < select_warps; ++warp) least = min(least, scratch.small[warp]);
+    state.threshold = least;
   }
   select_sync();
 }
