@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <cstdio>
 #include <limits>
 
 #include "indexer_launch.hpp"
@@ -86,16 +85,6 @@ cudaError_t launch_as(const IndexerParams& params, const Geometry& g, cudaStream
   if (params.row_count == 0) return cudaSuccess;
   query_tiles_kernel<tile_columns / Heads><<<1, 1024, 0, stream>>>(params);
   kernel<<<static_cast<unsigned>(g.blocks), indexer_threads, bytes, stream>>>(params);
-#ifdef CLK
-  int h[32];
-  cudaMemcpy(h, params.counters, 128, cudaMemcpyDeviceToHost);
-  static int calls = 0;
-  if (calls++ % 4 == 2) {
-    for (int g = 0; g < 2; ++g)
-      printf("clk %s dtype %d group %d: full %d issue %d offer %d block %d wait %d reduce %d\n", Select ? "all" : "bare", (int)Dtype, g, h[8 + 8 * g], h[9 + 8 * g], h[10 + 8 * g], h[11 + 8 * g], h[12 + 8 * g], h[13 + 8 * g]);
-    if (Select) printf("clk select kcycles: wait %d gather %d cut %d finish %d cuts %d\n", h[24], h[25], h[26], h[27], h[29]);
-  }
-#endif
   return cudaGetLastError();
 }
 

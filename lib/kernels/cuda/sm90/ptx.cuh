@@ -69,6 +69,17 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int c
       : "memory");
 }
 
+/// Copies `bytes`, a multiple of 16, to shared memory and completes on `barrier`.
+__device__ __forceinline__ void copy_bulk(void* to, const void* from, std::uint32_t bytes, Mbarrier& barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(&barrier.word))
+               : "memory");
+}
+
+/// Orders this thread's ordinary accesses before those of the copy engine that a later barrier lets start.
+__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

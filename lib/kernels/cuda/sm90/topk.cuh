@@ -23,7 +23,6 @@ static_assert(histogram_words >= histogram_bins && bins_per_thread % 4 == 0);
 constexpr int small_list = 256;  ///< candidates around the K-th that are ranked by comparing all pairs
 constexpr unsigned full_warp = 0xFFFFFFFFU;
 
-
 /// -0 becomes +0; -infinity stays above 0, which stands for "nothing".
 __device__ __forceinline__ std::uint64_t rank_key(float score, std::int32_t row) {
   const std::uint32_t bits = __float_as_uint(score + 0.0F);
@@ -46,7 +45,14 @@ __device__ __forceinline__ std::uint64_t pack_threshold(float score, std::int32_
 }
 constexpr std::uint64_t no_threshold = (std::uint64_t{0xFF800000U} << 32) | 0x7FFFFFFFU;  ///< all but NaN pass
 
-struct SelectScratch {
+#ifndef STAGED
+#define STAGED 1
+#endif
+constexpr int staged_entries = STAGED ? 5120 : 2;  ///< a whole list up to K = 2048
+
+struct alignas(16) SelectScratch {
+  std::uint64_t staged[staged_entries];  ///< a list that is being cut
+  Mbarrier staged_full;
   std::uint32_t histogram[histogram_words + 4];  ///< also the bitmap of the sorted output
   std::uint64_t small[small_list];
   unsigned long long sum;
@@ -75,6 +81,21 @@ __device__ __forceinline__ std::uint32_t select_prefix(std::uint32_t value, Sele
   return before + sum - value;
 }
 
+constexpr std::uint32_t unused_bin = histogram_words;  ///< never looked at
+
+// Spelled out because the compiler turns atomicAdd of a constant into a loop over the warp's distinct addresses.
+__device__ __forceinline__ void count_in(std::uint32_t* bin) {
+  asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(shared_address(bin)) : "memory");
+}
+__device__ __forceinline__ int take_slots(int* counter, int slots) {
+  int before;
+  asm volatile("atom.shared.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "r"(shared_address(counter)), "r"(slots)
+               : "memory");
+  return before;
+}
+
 /// Without a branch: the compiler would make one, and run the stores of an unrolled loop one after another.
 __device__ __forceinline__ void store_if(bool condition, std::uint64_t* to, std::uint64_t value) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b64 [%1], %2;\n}\n" ::"r"(
@@ -89,34 +110,51 @@ struct ListState {
   int count;
 };
 
-/// One warp appends the rank keys of its row's 8 segments (`lengths` of them, in rows of `segment` entries) that exceed
-/// the threshold.
+/// Appends the rank keys of a block's segments that exceed their rows' thresholds to the rows' lists. All select warps,
+/// three threads a segment: global memory answers slowly beside the matrix products, so everything is asked for at
+/// once. Afterwards the warps must synchronise.
+template <int Rows>
 __device__ __forceinline__ void append_segments(const std::uint64_t* segments, int segment,
-                                                const std::uint16_t* lengths, std::uint64_t* list, ListState& state) {
-  constexpr int unroll = 8;
-  const int lane = static_cast<int>(threadIdx.x & 31U);
-  const int part = lane & 3;
-  const int length = lengths[lane >> 2];
-  const std::uint64_t* from = segments + (lane >> 2) * segment + part;
-  const int longest = __reduce_max_sync(full_warp, length);
-  const unsigned before = (1U << lane) - 1U;
-  const std::uint64_t threshold = state.threshold;
-  std::uint64_t* to = list + state.count;
-  for (int first = 0; first < longest; first += 4 * unroll) {
-    std::uint64_t key[unroll];
-    unsigned takers[unroll];
+                                                const std::uint16_t* lengths, std::uint64_t* lists, int capacity,
+                                                ListState* states, int thread) {
+  constexpr int unroll = 8, sharers = 3, segments_of_row = 8;
+  const int part = thread % sharers;
+  for (int at = thread / sharers; at < Rows * segments_of_row; at += select_threads / sharers) {
+    const int row = at / segments_of_row;
+    const int length = lengths[at];
+    const std::uint64_t threshold = states[row].threshold;
+    const std::uint64_t* from = segments + at * segment + part;
+    for (int first = part; first < length; first += sharers * unroll) {
+      std::uint64_t key[unroll];
 #pragma unroll
-    for (int i = 0; i < unroll; ++i) key[i] = first + 4 * i + part < length ? from[first + 4 * i] : 0;
+      for (int i = 0; i < unroll; ++i) key[i] = first + sharers * i < length ? from[first - part + sharers * i] : 0;
+      int mine = 0;
 #pragma unroll
-    for (int i = 0; i < unroll; ++i) takers[i] = __ballot_sync(full_warp, key[i] > threshold);
+      for (int i = 0; i < unroll; ++i) mine += key[i] > threshold ? 1 : 0;
+      std::uint64_t* to = lists + static_cast<std::int64_t>(row) * capacity + take_slots(&states[row].count, mine);
 #pragma unroll
-    for (int i = 0; i < unroll; ++i) {
-      store_if(key[i] > threshold, to + __popc(takers[i] & before), key[i]);
-      to += __popc(takers[i]);
+      for (int i = 0; i < unroll; ++i) {
+        store_if(key[i] > threshold, to, key[i]);
+        to += key[i] > threshold ? 1 : 0;
+      }
     }
   }
-  __syncwarp();
-  if (lane == 0) state.count = static_cast<int>(to - list);
+}
+
+/// Brings a list of up to staged_entries to shared memory. All select warps; `parity` is that of the stage's next
+/// phase.
+__device__ __forceinline__ const std::uint64_t* stage_list(const std::uint64_t* list, int n, SelectScratch& scratch,
+                                                           unsigned& parity, int thread) {
+  fence_async();  // the copy engine reads what was written, and overwrites what was read, by ordinary instructions
+  select_sync();
+  if (thread == 0) {
+    const auto bytes = static_cast<std::uint32_t>((n + 1) / 2 * 16);
+    scratch.staged_full.arrive_expect(bytes);
+    copy_bulk(scratch.staged, list, bytes, scratch.staged_full);
+  }
+  scratch.staged_full.wait(parity);
+  parity ^= 1;
+  return scratch.staged;
 }
 
 /// Finds the bin in which the `need`-th greatest of the counted keys lies: scratch.bin, how many lie in bins above it,
@@ -147,21 +185,6 @@ __device__ __forceinline__ void clear_histogram(SelectScratch& scratch, int thre
   for (int i = 0; i < bins_per_thread / 4; ++i) {
     reinterpret_cast<uint4*>(scratch.histogram)[thread + i * select_threads] = make_uint4(0, 0, 0, 0);
   }
-}
-
-constexpr std::uint32_t unused_bin = histogram_words;  ///< never looked at
-
-// Spelled out because the compiler turns atomicAdd of a constant into a loop over the warp's distinct addresses.
-__device__ __forceinline__ void count_in(std::uint32_t* bin) {
-  asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(shared_address(bin)) : "memory");
-}
-__device__ __forceinline__ int take_slots(int* counter, int slots) {
-  int before;
-  asm volatile("atom.shared.add.u32 %0, [%1], %2;"
-               : "=r"(before)
-               : "r"(shared_address(counter)), "r"(slots)
-               : "memory");
-  return before;
 }
 
 /// Equal steps between the least and the greatest score of a list. Bins by leading bits of a float would not do: scores
@@ -243,16 +266,18 @@ __device__ __forceinline__ ScoreBins common_bins(std::uint32_t low, std::uint32_
   return ScoreBins(low, high);
 }
 
+/// `source` holds the entries: it is the list itself or its copy in shared memory.
+///
 /// Cuts the list to somewhat more than k entries, by a threshold that a sample suggests: a quarter of the work of an
 /// exact cut, which only the end of a row needs. Returns false, with nothing changed, if the suggestion is no good. All
 /// select warps, as for cut_list.
-__device__ __forceinline__ bool cut_roughly(std::uint64_t* list, ListState& state, int k, SelectScratch& scratch,
-                                            int thread) {
+__device__ __forceinline__ bool cut_roughly(const std::uint64_t* source, std::uint64_t* list, ListState& state, int k,
+                                            SelectScratch& scratch, int thread) {
   constexpr int samples = 12;
   const int n = state.count;
   const int lane = thread & 31;
   const int stride = (n + select_threads * samples - 1) / (select_threads * samples);
-  const auto* upper_words = reinterpret_cast<const std::uint32_t*>(list) + 1;
+  const auto* upper_words = reinterpret_cast<const std::uint32_t*>(source) + 1;
   clear_histogram(scratch, thread);
   if (thread == 0) scratch.kept = 0;
   std::uint32_t word[samples];
@@ -271,7 +296,9 @@ __device__ __forceinline__ bool cut_roughly(std::uint64_t* list, ListState& stat
 #pragma unroll
   for (int i = 0; i < samples; ++i) count_in(&scratch.histogram[word[i]]);
   select_sync();
-  find_bin((k + k / 8) / stride, scratch, thread);  // an eighth is nearly four standard deviations at K = 2048
+  const int margin = (k + 2048) / 16;  // nearly four standard deviations at K = 2048
+  find_bin((k + margin) / stride, scratch, thread);
+  const bool lowest = scratch.bin == 0;  // everything: no threshold
   const std::uint32_t least = bins.first_word(scratch.bin);
   int mine = 0;
   for (int first = thread; first < n; first += select_threads * samples) {
@@ -286,20 +313,20 @@ __device__ __forceinline__ bool cut_roughly(std::uint64_t* list, ListState& stat
   int total = 0;
 #pragma unroll
   for (int warp = 0; warp < select_warps; ++warp) total += static_cast<int>(scratch.warp_low[warp]);
-  if (total < k || total > k + k / 4) {
+  if (lowest || total < k || total > k + 2 * margin) {
     select_sync();
     return false;
   }
-  constexpr int unroll = 12;
+  constexpr int unroll = 8;
   for (int begin = thread; begin - thread < n; begin += select_threads * unroll) {
     std::uint64_t keys[unroll];
 #pragma unroll
-    for (int i = 0; i < unroll; ++i) keys[i] = list[min(begin + i * select_threads, n - 1)];
+    for (int i = 0; i < unroll; ++i) keys[i] = source[min(begin + i * select_threads, n - 1)];
     if (begin + (unroll - 1) * select_threads >= n) {
 #pragma unroll
       for (int i = 0; i < unroll; ++i) keys[i] = begin + i * select_threads < n ? keys[i] : 0;
     }
-    select_sync();  // as in cut_list: all is read before anything is written
+    if (source == list) select_sync();  // as in cut_list: all is read before anything is written
     keep_from(static_cast<std::uint64_t>(least) << 32, keys, list, scratch, lane);
   }
   if (thread == 0) {
@@ -312,11 +339,11 @@ __device__ __forceinline__ bool cut_roughly(std::uint64_t* list, ListState& stat
 
 /// Cuts the list, of more than k entries, to its k greatest, in place, in no particular order, and raises the threshold
 /// to the k-th. All select warps, which have synchronised after the list was written; afterwards the list is ready.
-__device__ __forceinline__ void cut_list(std::uint64_t* list, ListState& state, int k, SelectScratch& scratch,
-                                         int thread) {
+__device__ __forceinline__ void cut_list(const std::uint64_t* source, std::uint64_t* list, ListState& state, int k,
+                                         SelectScratch& scratch, int thread) {
   const int lane = thread & 31;
   const int n = state.count;
-  const auto* upper_words = reinterpret_cast<const std::uint32_t*>(list) + 1;
+  const auto* upper_words = reinterpret_cast<const std::uint32_t*>(source) + 1;
   constexpr int words = 12;
   std::uint32_t low = ~0U, high = 0;
   for (int first = thread; first < n; first += select_threads * words) {
@@ -362,7 +389,7 @@ __device__ __forceinline__ void cut_list(std::uint64_t* list, ListState& state, 
       std::uint64_t keys[4];
       std::uint32_t word[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) keys[i] = list[min(first + i * select_threads, n - 1)];
+      for (int i = 0; i < 4; ++i) keys[i] = source[min(first + i * select_threads, n - 1)];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const bool in = (first + i * select_threads < n) & (keys[i] >= base) & (keys[i] < beyond);
@@ -383,12 +410,12 @@ __device__ __forceinline__ void cut_list(std::uint64_t* list, ListState& state, 
   for (int begin = thread; begin - thread < n; begin += select_threads * unroll) {
     std::uint64_t keys[unroll];
 #pragma unroll
-    for (int i = 0; i < unroll; ++i) keys[i] = list[min(begin + i * select_threads, n - 1)];
+    for (int i = 0; i < unroll; ++i) keys[i] = source[min(begin + i * select_threads, n - 1)];
     if (begin + (unroll - 1) * select_threads >= n) {
 #pragma unroll
       for (int i = 0; i < unroll; ++i) keys[i] = begin + i * select_threads < n ? keys[i] : 0;
     }
-    select_sync();
+    if (source == list) select_sync();
     int mine = 0, inside = 0;
 #pragma unroll
     for (int i = 0; i < unroll; ++i) {
