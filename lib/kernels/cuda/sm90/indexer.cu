@@ -44,26 +44,23 @@ cudaError_t geometry_of(const IndexerArgs& args, Geometry& g) {
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
-/// The driver's function, found at run time so that nothing links against the driver.
-cudaError_t find_encode(EncodeTiled& encode) {
-  static void* function = nullptr;
-  if (function == nullptr) {
+/// The driver's function, found at run time so that nothing links against the driver; null if there is none.
+EncodeTiled find_encode() {
+  static const EncodeTiled encode = [] {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result{};
     const cudaError_t error =
         cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
-    if (error != cudaSuccess) return error;
-    if (result != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
-    function = found;
-  }
-  encode = reinterpret_cast<EncodeTiled>(function);
-  return cudaSuccess;
+    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<EncodeTiled>(found)
+                                                                         : nullptr;
+  }();
+  return encode;
 }
 
 /// A [rows, 128] tensor in boxes of `box_rows` rows of 128 bytes.
 cudaError_t make_map(CUtensorMap& map, const void* data, std::int64_t rows, int box_rows, bool bf16) {
-  EncodeTiled encode = nullptr;
-  if (const cudaError_t error = find_encode(encode); error != cudaSuccess) return error;
+  const EncodeTiled encode = find_encode();
+  if (encode == nullptr) return cudaErrorNotSupported;
   const cuuint64_t size[2] = {128, static_cast<cuuint64_t>(rows)};
   const cuuint64_t stride[1] = {bf16 ? 256U : 128U};
   const cuuint32_t box[2] = {bf16 ? 64U : 128U, static_cast<cuuint32_t>(box_rows)};
@@ -76,39 +73,59 @@ cudaError_t make_map(CUtensorMap& map, const void* data, std::int64_t rows, int 
 }
 
 template <IndexerDtype Dtype, int Heads, bool Select>
-cudaError_t launch_as(const IndexerParams& params, const Geometry& g, cudaStream_t stream) {
-  constexpr auto kernel = &indexer_kernel<Dtype, Heads, Select>;
+constexpr int shared_bytes() {
   constexpr int bytes = static_cast<int>(sizeof(IndexerShared<Dtype, Heads>));
   static_assert(bytes <= 227 * 1024);
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (error != cudaSuccess) return error;
-  if (params.row_count == 0) return cudaSuccess;
+  return bytes;
+}
+
+/// Allows the shared memory, which also loads the kernel.
+template <IndexerDtype Dtype, int Heads, bool Select>
+cudaError_t prepare() {
+  return cudaFuncSetAttribute(&indexer_kernel<Dtype, Heads, Select>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              shared_bytes<Dtype, Heads, Select>());
+}
+
+template <IndexerDtype Dtype, int Heads, bool Select>
+cudaError_t launch_as(const IndexerParams& params, const Geometry& g, cudaStream_t stream) {
+  if (const cudaError_t error = prepare<Dtype, Heads, Select>(); error != cudaSuccess) return error;
   query_tiles_kernel<tile_columns / Heads><<<1, 1024, 0, stream>>>(params);
-  kernel<<<static_cast<unsigned>(g.blocks), indexer_threads, bytes, stream>>>(params);
+  indexer_kernel<Dtype, Heads, Select>
+      <<<static_cast<unsigned>(g.blocks), indexer_threads, shared_bytes<Dtype, Heads, Select>(), stream>>>(params);
   return cudaGetLastError();
+}
+
+/// Calls fn.operator()<Dtype, Heads>() for the heads of a launch.
+template <IndexerDtype Dtype, typename Fn>
+cudaError_t with_heads(int heads, Fn fn) {
+  switch (heads) {
+#ifndef TANDEM_INDEXER_HEADS64_ONLY
+    case 8:
+      return fn.template operator()<Dtype, 8>();
+    case 16:
+      return fn.template operator()<Dtype, 16>();
+    case 32:
+      return fn.template operator()<Dtype, 32>();
+#endif
+    case 64:
+      return fn.template operator()<Dtype, 64>();
+    default:
+      return cudaErrorInvalidValue;
+  }
 }
 
 template <bool Select>
 cudaError_t dispatch(const IndexerArgs& args, const IndexerParams& params, const Geometry& g, cudaStream_t stream) {
-  if (args.dtype == IndexerDtype::scores) return launch_as<IndexerDtype::scores, 64, true>(params, g, stream);
-  const auto with_dtype = [&]<IndexerDtype Dtype>() {
-    switch (args.heads) {
-#ifndef TANDEM_INDEXER_HEADS64_ONLY
-      case 8:
-        return launch_as<Dtype, 8, Select>(params, g, stream);
-      case 16:
-        return launch_as<Dtype, 16, Select>(params, g, stream);
-      case 32:
-        return launch_as<Dtype, 32, Select>(params, g, stream);
-#endif
-      case 64:
-        return launch_as<Dtype, 64, Select>(params, g, stream);
-      default:
-        return cudaErrorInvalidValue;
-    }
-  };
-  return args.dtype == IndexerDtype::bf16 ? with_dtype.template operator()<IndexerDtype::bf16>()
-                                          : with_dtype.template operator()<IndexerDtype::e4m3>();
+  const auto run = [&]<IndexerDtype Dtype, int Heads>() { return launch_as<Dtype, Heads, Select>(params, g, stream); };
+  switch (args.dtype) {
+    case IndexerDtype::bf16:
+      return with_heads<IndexerDtype::bf16>(args.heads, run);
+    case IndexerDtype::e4m3:
+      return with_heads<IndexerDtype::e4m3>(args.heads, run);
+    case IndexerDtype::scores:
+      return launch_as<IndexerDtype::scores, 64, true>(params, g, stream);
+  }
+  return cudaErrorInvalidValue;
 }
 
 template <bool Select>
@@ -163,6 +180,20 @@ std::size_t indexer_scratch_bytes(const IndexerArgs& args) {
 }
 
 cudaError_t launch_indexer(const IndexerArgs& args, cudaStream_t stream) { return launch<true>(args, stream); }
+
+cudaError_t load_indexer_kernels() {
+  cudaFuncAttributes attributes{};
+  cudaError_t error = cudaFuncGetAttributes(&attributes, take_all_kernel);
+  const auto load = [&]<IndexerDtype Dtype, int Heads>() {
+    const cudaError_t found = cudaFuncGetAttributes(&attributes, query_tiles_kernel<tile_columns / Heads>);
+    return found == cudaSuccess ? prepare<Dtype, Heads, true>() : found;
+  };
+  for (const int heads : {8, 16, 32, 64}) {
+    if (error == cudaSuccess) error = with_heads<IndexerDtype::bf16>(heads, load);
+    if (error == cudaSuccess) error = with_heads<IndexerDtype::e4m3>(heads, load);
+  }
+  return error == cudaSuccess && find_encode() == nullptr ? cudaErrorNotSupported : error;
+}
 
 cudaError_t launch_indexer_scores_only(const IndexerArgs& args, cudaStream_t stream) {
   return args.dtype == IndexerDtype::scores ? cudaErrorInvalidValue : launch<false>(args, stream);

@@ -13,6 +13,9 @@ struct ScoreRole {
   using Traits = OperandTraits<Dtype>;
   using Shared = IndexerShared<Dtype, Heads>;
   static constexpr int rows = Shared::rows;
+  /// Of a lane's 64 head weights; the others are read again for each key tile. Shared memory answers slowly while the
+  /// matrix units read it, but registers are short.
+  static constexpr int resident_weights = Heads >= 32 ? 32 : 16;
   static constexpr int groups = rows / 4;  ///< a lane ends with one query of each group of four
 
   /// Starts the products of a key tile with all (query, head) columns, at this warpgroup's turn: without turns both

@@ -14,7 +14,7 @@
 ///
 /// Warpgroups: two of matrix warps, which take key tiles in turn so that one's head reduction hides under the other's
 /// matrix work; one of three warps that select and one that fetches. Matrix warps write what passes a row's threshold
-/// to segments in global memory, one for each (block of 8 key tiles, row, warp), as large as all its keys, so nothing
+/// to segments in global memory, one for each (block of 16 key tiles, row, warp), as large as all its keys, so nothing
 /// can overflow. The select warps append segments to the row's list and cut the list to K when it is full, which raises
 /// the threshold. Thresholds that matrix warps read may be old; an old one only lets more pass.
 namespace tandem::detail::sm90 {
@@ -29,10 +29,6 @@ constexpr int block_buffers = 6;
 constexpr int threshold_slots = 16;  ///< query tiles whose thresholds are live at once: more than block_buffers + 1
 constexpr int indexer_threads = 384;
 /// Of the 168 that each thread has at launch: a raise waits for ever if the sum is greater.
-#ifndef WRES
-#define WRES 16
-#endif
-constexpr int resident_weights = WRES;  ///< of a lane's 64 weights, in registers
 constexpr int matrix_registers = 208, other_registers = 88;
 static_assert(2 * matrix_registers + other_registers <= 3 * 168);
 constexpr int fetch_warp = matrix_warps + select_warps;

@@ -45,10 +45,7 @@ __device__ __forceinline__ std::uint64_t pack_threshold(float score, std::int32_
 }
 constexpr std::uint64_t no_threshold = (std::uint64_t{0xFF800000U} << 32) | 0x7FFFFFFFU;  ///< all but NaN pass
 
-#ifndef STAGED
-#define STAGED 1
-#endif
-constexpr int staged_entries = STAGED ? 5120 : 2;  ///< a whole list up to K = 2048
+constexpr int staged_entries = 5120;  ///< a whole list up to K = 2048
 
 struct alignas(16) SelectScratch {
   std::uint64_t staged[staged_entries];  ///< a list that is being cut
