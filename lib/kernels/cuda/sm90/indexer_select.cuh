@@ -2,7 +2,8 @@
 #pragma once
 
 #include "indexer_shared.cuh"
-#include "topk.cuh"
+#include "topk_list.cuh"
+#include "topk_output.cuh"
 
 /// The select warps: lists of the rows of a query tile, from blocks of candidates to sorted output.
 namespace tandem::detail::sm90 {

@@ -7,7 +7,6 @@
 
 #include "indexer_launch.hpp"
 #include "topk.cuh"
-#include "wgmma.cuh"
 
 /// One persistent kernel. A block of threads takes a query tile (256 / Hi rows, so that one matrix instruction is as
 /// wide as it can be), walks the keys that its rows see in tiles of 64, and keeps each row's best K.

@@ -113,6 +113,14 @@ __device__ __forceinline__ std::uint64_t swizzled_descriptor(const void* tile) {
   return swizzle_128 | group_stride | leading | ((shared_address(tile) & 0x3FFFF) >> 4);
 }
 
+/// Without a branch: the compiler would make one, and run the stores of an unrolled loop one after another.
+__device__ __forceinline__ void store_if(bool condition, std::uint64_t* to, std::uint64_t value) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b64 [%1], %2;\n}\n" ::"r"(
+                   static_cast<unsigned>(condition)),
+               "l"(to), "l"(value)
+               : "memory");
+}
+
 /// Greater of the two, NaN if either is: fmaxf would hide it.
 __device__ __forceinline__ float max_nan(float a, float b) {
   float out;
