@@ -56,7 +56,7 @@ constexpr int staged_entries = 5120;  ///< a whole list up to K = 2048
 struct alignas(16) SelectScratch {
   std::uint64_t staged[staged_entries];  ///< a list that is being cut
   Mbarrier staged_full;
-  std::uint32_t histogram[histogram_words + 4];  ///< also the bitmap of the sorted output
+  alignas(16) std::uint32_t histogram[histogram_words + 4];  ///< also the bitmap of the sorted output
   std::uint64_t small[small_list];
   unsigned long long sum;
   std::uint32_t warp_low[select_warps], warp_high[select_warps], warp_sum[select_warps];
