@@ -34,6 +34,13 @@ cudaError_t geometry_of(const IndexerArgs& args, Geometry& g) {
   const int tiles = (args.row_count + g.rows - 1) / g.rows;
   g.blocks = std::max(1, std::min(blocks, tiles));
   g.list_capacity = args.topk + std::min(args.topk, 2048) + block_keys;
+  // A few blocks less where lists are long and rows many (K = 8192 with 8 heads).
+  constexpr std::size_t most_bytes = 500'000'000;
+  const std::size_t row_bytes =
+      (static_cast<std::size_t>(block_buffers) * block_keys + static_cast<std::size_t>(g.list_capacity)) *
+      sizeof(std::uint64_t);
+  const auto affordable = static_cast<int>(most_bytes / (row_bytes * static_cast<std::size_t>(g.rows)));
+  g.blocks = std::max(1, std::min(g.blocks, affordable));
   const auto tile_rows = static_cast<std::size_t>(g.blocks) * static_cast<std::size_t>(g.rows);
   g.tiles_at = 256;
   g.segments_at = g.tiles_at + aligned(static_cast<std::size_t>(tiles) * sizeof(QueryTile));
