@@ -168,7 +168,8 @@ TEST(DsaRun, MemoryIsABillPerRank) {
   // 32 rows: q and kv of 576, index_q and index_k of 128, index_w; 2 heads and 1. And a sink for each head.
   EXPECT_EQ(report["memory"][0]["inputs"], 32 * 4 * (2 * 576 + 576 + 128 + 128 + 1) + 2 * 4);
   std::uint64_t sum = 0;
-  for (const char* part : {"inputs", "outputs", "landed", "scratch", "gradients", "accumulators", "staging", "tables"}) {
+  for (const char* part :
+       {"inputs", "outputs", "landed", "scratch", "gradients", "accumulators", "staging", "tables"}) {
     sum += report["memory"][0][part].get<std::uint64_t>();
   }
   EXPECT_EQ(report["memory"][0]["total"], sum);
