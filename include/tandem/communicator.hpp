@@ -32,8 +32,8 @@ struct CommunicatorOptions {
   std::shared_ptr<Store> store;
   /// A transport's name; or several, as "cuda_p2p,nccl": each pair of ranks then has the first of them by which the two
   /// reach each other, and route() says which and why. "" lets tandem choose: "tcp" for processes on the host device,
-  /// what `tandem info` shows for GPUs. What tcp moves between GPUs passes through page-locked memory of the hosts, as
-  /// much as the operations under way have bytes, and cannot be captured.
+  /// what `tandem info --routes` shows for GPUs. What tcp moves between GPUs passes through page-locked memory of the
+  /// hosts, as much as the operations under way have bytes, and cannot be captured.
   std::string transport;
   /// Options of the transport, key by key; `tandem info` lists them. An unknown key is an error. With "NAME." in front
   /// a key is for one of several transports.

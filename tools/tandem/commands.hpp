@@ -13,6 +13,7 @@ namespace tandem::cli {
 /// `command_line`: how this process was called, for the ranks it starts.
 int run_dsa(const DsaArguments& arguments, const std::vector<std::string>& command_line);
 int run_bench_command(const BenchArguments& arguments, const std::vector<std::string>& command_line);
-int run_info(bool json);
+/// `routes`: also makes ranks on the devices of this host, to see how they reach each other.
+int run_info(bool json, bool routes);
 
 }  // namespace tandem::cli

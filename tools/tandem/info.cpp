@@ -22,6 +22,7 @@
 #include "gpu_report.hpp"
 #include "libraries.hpp"
 #include "process.hpp"
+#include "routes_report.hpp"
 #include "tandem/device.hpp"
 #include "tandem/kernels.hpp"
 #include "tandem/version.hpp"
@@ -156,7 +157,14 @@ json kernels_json() {
   return list;
 }
 
-json info_json(const detail::Topology& topology) {
+json routes_json(const std::vector<RouteReport>& routes) {
+  json list = json::array();
+  for (const RouteReport& r : routes)
+    list.push_back({{"from", r.from}, {"to", r.to}, {"transport", r.transport}, {"reason", r.reason}});
+  return list;
+}
+
+json info_json(const detail::Topology& topology, const std::vector<RouteReport>& routes) {
   return {{"version", version()},
           {"compiler", compiler()},
           {"host", host_json()},
@@ -166,7 +174,7 @@ json info_json(const detail::Topology& topology) {
           {"kernels", kernels_json()},
           {"interfaces", interfaces_json()},
           {"libraries", libraries_json()},
-          {"routes", json::array()},
+          {"routes", routes_json(routes)},
           {"unavailable", unavailable_json(topology)},
           {"environment", environment_json()}};
 }
@@ -217,10 +225,14 @@ std::string info_text(const json& info, const detail::Topology& topology) {
 
 }  // namespace
 
-int run_info(bool as_json) {
+int run_info(bool as_json, bool with_routes) {
   const detail::Topology topology = detail::read_topology();
-  const json info = info_json(topology);
-  write_all(STDOUT_FILENO, as_json ? info.dump() + "\n" : info_text(info, topology));
+  const std::vector<Device> devices = with_routes ? devices_for_routes() : std::vector<Device>{};
+  const std::vector<RouteReport> routes = with_routes ? report_routes(devices) : std::vector<RouteReport>{};
+  const json info = info_json(topology, routes);
+  std::string text = as_json ? info.dump() + "\n" : info_text(info, topology);
+  if (with_routes && !as_json) text += routes_text(routes, devices);
+  write_all(STDOUT_FILENO, text);
   return exit_ok;
 }
 

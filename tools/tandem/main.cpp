@@ -65,7 +65,8 @@ Examples:
 constexpr const char* info_footer = R"(
 Examples:
   tandem info
-  tandem info --json)";
+  tandem info --json
+  tandem info --routes)";
 
 // `tandem launch [options] [--] command...`: the command's own options are none of ours, so it is cut off before
 // parsing.
@@ -100,8 +101,10 @@ class Cli {
     add_bench();
     CLI::App* info = app_.add_subcommand("info", "Show what this build and this host offer");
     info->add_flag("--json", info_json_, "Print one JSON object");
+    info->add_flag("--routes", info_routes_,
+                   "Also try how ranks on the GPUs of this host reach each other, and why so");
     info->footer(info_footer);
-    info->callback([this] { action_ = [this] { return run_info(info_json_); }; });
+    info->callback([this] { action_ = [this] { return run_info(info_json_, info_routes_); }; });
   }
 
   int run(std::vector<std::string> arguments) {
@@ -222,6 +225,7 @@ class Cli {
   DsaArguments dsa_;
   BenchArguments bench_;
   bool info_json_ = false;
+  bool info_routes_ = false;
   std::vector<std::string> command_line_;
   std::function<int()> action_;
 };

@@ -95,5 +95,24 @@ TEST(Info, ALibraryThatIsMissingIsTheReason) {
   EXPECT_THAT((*nccl)["reason"].get<std::string>(), HasSubstr("/nonexistent/libnccl.so.2"));
 }
 
+TEST(Info, RoutesAreTriedAndExplained) {
+  const Ended e = run_tandem({"info", "--routes", "--json"});
+  ASSERT_EQ(e.code, 0) << e.err;
+  const json routes = json::parse(e.out)["routes"];
+  const std::size_t ranks = std::max<std::size_t>(2, static_cast<std::size_t>(Device::cuda_count()));
+  ASSERT_EQ(routes.size(), ranks * (ranks - 1) / 2);
+  const Ended text = run_tandem({"info", "--routes"});
+  for (const json& r : routes) {
+    EXPECT_LT(r["from"], r["to"]);
+    EXPECT_THAT(text.out, HasSubstr(r["transport"].get<std::string>() + ": " + r["reason"].get<std::string>()));
+  }
+  if (Device::cuda_count() < 2) {
+    EXPECT_EQ(routes[0]["transport"], "tcp");
+    EXPECT_EQ(routes[0]["reason"], "the default for ranks on the host device");
+  }
+}
+
+TEST(Info, WithoutBeingAskedNoRoutesAreTried) { EXPECT_TRUE(info()["routes"].empty()); }
+
 }  // namespace
 }  // namespace tandem::testing
