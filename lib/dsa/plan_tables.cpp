@@ -40,7 +40,7 @@ PlanTables make_plan_tables(const Plan& plan, const Device& device, Deadline dea
   stream.synchronize(deadline);
   std::int64_t at = 0;
   const auto take = [&](std::initializer_list<std::int64_t> shape) {
-    const Tensor t = Tensor::view(buffer, static_cast<std::size_t>(at) * sizeof(std::int32_t), DType::i32, shape);
+    Tensor t = Tensor::view(buffer, static_cast<std::size_t>(at) * sizeof(std::int32_t), DType::i32, shape);
     at += t.elements();
     return t;
   };

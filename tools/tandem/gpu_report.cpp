@@ -180,7 +180,7 @@ json gpu_json(const Topology& topology) {
 }
 
 std::string why_unusable(const tandem_transport& transport, const Topology& topology) {
-  if (const std::string reason = detail::why_unavailable(transport); !reason.empty()) return reason;
+  if (std::string reason = detail::why_unavailable(transport); !reason.empty()) return reason;
   if ((transport.capabilities & TANDEM_CAP_DEVICE_MEMORY) == 0) return "";
   if (topology.gpus.empty()) return topology.no_gpus;
   if ((transport.capabilities & TANDEM_CAP_ONE_SIDED) == 0) return "";

@@ -83,7 +83,7 @@ void RankRun::compute() {
 
 InputRows RankRun::make_inputs() const {
   const SequenceLayout& layout = plan_->layout();
-  const InputRows made = InputGenerator(job_).rows(Device::host(), layout, layout.segments(comm_->rank()));
+  InputRows made = InputGenerator(job_).rows(Device::host(), layout, layout.segments(comm_->rank()));
   if (device_.kind() == DeviceKind::host) return made;
   InputRows there = made;
   DsaInputs& in = there.inputs;

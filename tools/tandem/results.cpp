@@ -34,7 +34,7 @@ Transfer send_to(const Communicator& comm, int peer, void* data, std::uint64_t b
 std::vector<std::uint64_t> share_sizes(Communicator& comm, std::uint64_t mine, const Stream& stream) {
   std::vector<std::uint64_t> sizes(static_cast<std::size_t>(comm.size()));
   constexpr std::uint64_t size = sizeof(std::uint64_t);
-  const Buffer window = make_window(comm, sizes.size() * size, true);
+  Buffer window = make_window(comm, sizes.size() * size, true);
   const std::uint64_t own = static_cast<std::uint64_t>(comm.rank()) * size;
   stream.copy(at(window, own), &mine, size);
   std::vector<Transfer> transfers;
@@ -56,7 +56,7 @@ Buffer bring_to_root(Communicator& comm, const std::vector<std::uint64_t>& sizes
   for (const std::uint64_t size : sizes) offsets.push_back(offsets.back() + size);
   const bool root = comm.rank() == 0;
   const auto me = static_cast<std::size_t>(comm.rank());
-  const Buffer window = make_window(comm, offsets.back(), root);
+  Buffer window = make_window(comm, offsets.back(), root);
   std::vector<Transfer> transfers;
   if (root) {
     stream.copy(window.data(), local, sizes[0]);
