@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake -D KIND=shared|static -D SOURCE_DIR= -D BUILD_DIR= -D WORK_DIR= ... -P run.cmake
-# shared takes the library of BUILD_DIR; static builds one of its own first, unoptimised to be quick.
+# shared takes the library of BUILD_DIR; static builds one of its own first, unoptimised and for one generation of GPUs,
+# to be quick.
 
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
@@ -22,7 +23,7 @@ file(REMOVE_RECURSE ${stage} ${prefix} ${WORK_DIR}/consumer)
 if(KIND STREQUAL "static")
   set(BUILD_DIR ${WORK_DIR}/library)
   run(${CMAKE_COMMAND} -S ${SOURCE_DIR} -B ${BUILD_DIR} ${toolchain} -D CMAKE_BUILD_TYPE=Debug -D CMAKE_CXX_FLAGS_DEBUG=-O0
-      -D BUILD_SHARED_LIBS=OFF -D TANDEM_BUILD_TESTS=OFF -D TANDEM_BUILD_TOOLS=OFF)
+      -D CMAKE_CUDA_ARCHITECTURES=90 -D BUILD_SHARED_LIBS=OFF -D TANDEM_BUILD_TESTS=OFF -D TANDEM_BUILD_TOOLS=OFF)
   run(${CMAKE_COMMAND} --build ${BUILD_DIR} --parallel 2)
 endif()
 run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${stage})
