@@ -198,20 +198,21 @@ void Context::push(int p, std::span<const tandem_transfer* const> transfers, con
 /// All flags at once, for few bytes: true if it was so.
 bool Context::push_by_kernel(int p, std::span<const tandem_transfer* const> transfers, const plugin::LaneUse& use) {
   std::uint64_t bytes = 0;
-  std::vector<KernelPush::Piece> pieces;
   std::vector<const Board::Word*> words;
   for (const tandem_transfer* t : transfers) {
     bytes += t->bytes;
-    if (t->bytes > 0) pieces.push_back({remote(*t), t->buffer, t->bytes});
     const Board::Word* const word = &peer(p).board.arrival(self_.rank, t->flag);
     if (words.empty() || words.back() != word) words.push_back(word);
   }
-  if (use.last) words.push_back(&board_.sent(p, use.lane));
-  if (bytes > self_.kernel_bytes || self_.repeat > 1 || pieces.size() > KernelPush::most_pieces ||
+  if (bytes > self_.kernel_bytes || self_.repeat > 1 || transfers.size() > KernelPush::most_pieces ||
       words.size() > KernelPush::most_words)
     return false;
+  std::vector<KernelPush::Piece> pieces;
+  for (const tandem_transfer* t : transfers) {
+    if (t->bytes > 0) pieces.push_back({remote(*t), t->buffer, t->bytes});
+  }
   peer(p).pusher->push(pieces, words);
-  peer(p).pusher->end(nullptr);  // the kernel has raised `sent`
+  peer(p).pusher->end(use.last ? &board_.sent(p, use.lane) : nullptr);
   return true;
 }
 

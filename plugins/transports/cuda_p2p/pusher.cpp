@@ -113,8 +113,8 @@ void Pusher::copy(std::size_t chunk, void* destination, const void* source, std:
 }
 
 void Pusher::raise(std::size_t chunk, const Board::Word& arrival) {
-  const Lane& lane = lane_of(chunk);
-  record(lane.read, lane.stream);
+  Lane& lane = lane_of(chunk);
+  mark_read(lane);
   check(driver().cuStreamWriteValue32(lane.stream, address_of(arrival), 1, CU_STREAM_WRITE_VALUE_DEFAULT),
         "cuStreamWriteValue32", context_.ordinal);
 }
@@ -126,28 +126,33 @@ void Pusher::push(std::span<const KernelPush::Piece> pieces, std::span<const Boa
     launch.words[launch.word_count++] = reinterpret_cast<std::uint32_t*>(const_cast<Board::Word*>(word));
   launch.piece_count = static_cast<std::uint32_t>(pieces.size());
   launch.blocks_done = blocks_done_;
-  const Lane& first = lanes_.front();
-  check(push_by_kernel(first.stream, launch), "a kernel that pushes", context_.ordinal);
-  record(first.read, first.stream);
+  check(push_by_kernel(lanes_.front().stream, launch), "a kernel that pushes", context_.ordinal);
+  mark_read(lanes_.front());
+}
+
+void Pusher::mark_read(Lane& lane) const {
+  record(lane.read, lane.stream);
+  lane.has_read = true;
+  lane.read_in = capture_of(lane.stream, context_.ordinal);
 }
 
 void Pusher::end(const Board::Word* sent) {
-  const Lane& first = lanes_.front();
-  posted_ = true;
-  posted_in_ = capture_of(first.stream, context_.ordinal);
   if (sent == nullptr) return;
+  // Of earlier posts as well: the word stands for the whole operation.
+  const Lane& first = lanes_.front();
+  const unsigned long long capture = capture_of(first.stream, context_.ordinal);
   for (const Lane& lane : lanes_) {
-    if (lane.used && &lane != &first) hold(first.stream, lane.read);
+    if (&lane != &first && lane.has_read && lane.read_in == capture) hold(first.stream, lane.read);
   }
   reset_then_raise(first.stream, {}, std::array{sent}, context_.ordinal);
 }
 
 void Pusher::join(cudaStream_t stream) const {
-  if (!posted_ || capture_of(stream, context_.ordinal) != posted_in_) return;
+  const unsigned long long capture = capture_of(stream, context_.ordinal);
   for (const Lane& lane : lanes_) {
-    if (posted_in_ == 0) {
-      if (lane.used) hold(stream, lane.read);
-    } else if (capture_of(lane.stream, context_.ordinal) == posted_in_) {
+    if (capture == 0) {
+      if (lane.has_read && lane.read_in == 0) hold(stream, lane.read);
+    } else if (capture_of(lane.stream, context_.ordinal) == capture) {
       // Behind its flags, too: nothing of a graph may lead nowhere.
       record(ended_, lane.stream);
       hold(stream, ended_);

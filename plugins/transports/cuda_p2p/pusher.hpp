@@ -31,10 +31,10 @@ class Pusher {
   void raise(std::size_t chunk, const Board::Word& arrival);
   /// All of the post in one launch of a kernel, with its flags. At most as many as fit.
   void push(std::span<const KernelPush::Piece> pieces, std::span<const Board::Word* const> words);
-  /// Ends the post. `sent`, if given, is raised when all of it has been read.
+  /// Ends the post. `sent`, if given, is raised when all that was posted has been read.
   void end(const Board::Word* sent);
-  /// `stream` waits until what was posted last has been read, unless that was in another capture, or in one where the
-  /// stream is in none: it then belongs to work that has no order with the stream but that of the graph as a whole.
+  /// `stream` waits until what was posted has been read, unless that was in another capture, or in one where the stream
+  /// is in none: it then belongs to work that has no order with the stream but that of the graph as a whole.
   void join(cudaStream_t stream) const;
   bool idle() const;
 
@@ -42,10 +42,13 @@ class Pusher {
   struct Lane {
     cudaStream_t stream = nullptr;
     cudaEvent_t read = nullptr;  // behind the last copy
-    bool used = false;           // by this post
+    bool has_read = false;
+    unsigned long long read_in = 0;  // the capture; 0 is none
+    bool used = false;               // by this post
   };
   /// The stream for a chunk, behind the beginning of the post.
   Lane& lane_of(std::size_t chunk);
+  void mark_read(Lane& lane) const;
   void record(cudaEvent_t event, cudaStream_t stream) const;
   void hold(cudaStream_t stream, cudaEvent_t event) const;
   void destroy() const noexcept;
@@ -55,8 +58,6 @@ class Pusher {
   cudaEvent_t begun_ = nullptr;
   cudaEvent_t ended_ = nullptr;
   unsigned* blocks_done_ = nullptr;
-  bool posted_ = false;
-  unsigned long long posted_in_ = 0;  // the capture; 0 is none
 };
 
 }  // namespace tandem::cuda_p2p
