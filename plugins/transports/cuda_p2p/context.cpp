@@ -197,6 +197,7 @@ void Context::push(int p, std::span<const tandem_transfer* const> transfers, con
 
 /// All flags at once, for few bytes: true if it was so.
 bool Context::push_by_kernel(int p, std::span<const tandem_transfer* const> transfers, const plugin::LaneUse& use) {
+  if (self_.kernel_bytes == 0) return false;
   std::uint64_t bytes = 0;
   std::vector<const Board::Word*> words;
   for (const tandem_transfer* t : transfers) {

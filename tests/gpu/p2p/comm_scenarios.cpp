@@ -204,6 +204,10 @@ Communicator make_communicator(const Arguments& a) {
   options.rendezvous_timeout = seconds(30);
   options.operation_timeout = milliseconds(a.number("timeout_ms", 20000));
   if (a.number("shared_gpus", 0) != 0) options.transport_options["nccl.shared_gpus"] = "1";
+  for (const char* key : {"streams", "kernel_bytes"}) {
+    if (a.numbers.contains(key))
+      options.transport_options[fmt::format("cuda_p2p.{}", key)] = std::to_string(a.number(key, 0));
+  }
   return Communicator::from_environment(options);
 }
 

@@ -26,6 +26,15 @@ TEST_F(CudaCommunicator, DoesSoWithOneConnectionAndWithManyAndWithALateRank) {
   }
 }
 
+// All by kernels, some of it (what is larger goes by copy engine), and on one stream or more than there are chunks.
+TEST_F(CudaCommunicator, HoweverTheBytesArePushed) {
+  for (const char* how : {"kernel_bytes=100000000", "kernel_bytes=20000", "streams=1", "streams=16"}) {
+    for (const int size : {2, 3}) expect_success(size, "collectives", fmt::format("seed={} {}", seed_, how));
+    expect_success(2, "captured", fmt::format("seed={} replays=200 {}", seed_, how));
+  }
+  expect_success(2, "collectives", fmt::format("seed={} kernel_bytes=20000", seed_), "1");
+}
+
 TEST_F(CudaCommunicator, CapturedOnceReplayedWithNewSourcesEqualsEager) {
   for (const int size : {2, 3}) expect_success(size, "captured", fmt::format("seed={} replays=1000", seed_));
   expect_success(2, "captured", fmt::format("seed={} replays=200", seed_), "1");
