@@ -320,8 +320,8 @@ TEST_P(StreamOrder, ARingOfExchangesBringsEverybodysBlock) {
     const int next = (comm.rank() + 1) % ranks;
     const int before = (comm.rank() + ranks - 1) % ranks;
     for (int step = 1; step <= 2 * ranks; ++step) {
-      int* const from = half + ((step + 1) % 2) * words;
-      int* const to = half + (step % 2) * words;
+      int* const from = half + static_cast<std::size_t>((step + 1) % 2) * words;
+      int* const to = half + static_cast<std::size_t>(step % 2) * words;
       const std::vector<Transfer> transfers{
           {Transfer::Direction::send, next, from, words * sizeof(int), to},
           {Transfer::Direction::receive, before, to, words * sizeof(int), nullptr},
