@@ -7,6 +7,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <iterator>
 #include <memory>
@@ -134,6 +135,12 @@ json unavailable_json(const detail::Topology& topology) {
   for (const tandem_transport* t : detail::static_transports()) {
     if (const std::string reason = why_unusable(*t, topology); !reason.empty())
       add(fmt::format("{} transport", t->name), reason);
+  }
+  // What a build may leave out.
+  const auto there = detail::static_transports();
+  for (const std::string name : {"cuda_p2p", "nccl"}) {
+    if (std::none_of(there.begin(), there.end(), [&](const tandem_transport* t) { return name == t->name; }))
+      add(name + " transport", "not part of this build");
   }
   try {
     cuda_kernels(Device::cuda());

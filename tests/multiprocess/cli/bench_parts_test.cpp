@@ -136,7 +136,7 @@ TEST(BenchData, FindsEveryByteAndEverySumThatDiffers) {
   data->fill(stream, bytes.data(), bytes.size(), 16, 5);
   data->check(stream, bytes.data(), bytes.size(), 16, 5);
   EXPECT_EQ(data->take_wrong(stream, deadline()), 0U);
-  for (const std::size_t i : {0, 500, 1002}) bytes[i] ^= 1U;
+  for (const std::size_t i : {0U, 500U, 1002U}) bytes[i] ^= 1U;
   data->check(stream, bytes.data(), bytes.size(), 16, 5);
   EXPECT_EQ(data->take_wrong(stream, deadline()), 3U);
   EXPECT_EQ(data->take_wrong(stream, deadline()), 0U) << "counted twice";

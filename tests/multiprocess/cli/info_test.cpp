@@ -79,7 +79,8 @@ TEST(Info, WhatCannotBeUsedHasAReason) {
   if (Device::cuda_count() > 0) return;
   std::vector<std::string> names;
   for (const auto& u : all["unavailable"]) names.push_back(u["name"]);
-  EXPECT_THAT(names, ::testing::IsSupersetOf({"cuda device", "cuda_p2p transport", "cuda.generic kernels"}));
+  EXPECT_THAT(names,
+              ::testing::IsSupersetOf({"cuda device", "cuda_p2p transport", "nccl transport", "cuda.generic kernels"}));
 }
 
 TEST(Info, ALibraryThatIsMissingIsTheReason) {
