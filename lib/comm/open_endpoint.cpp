@@ -37,6 +37,10 @@ TransportChoice choose_transport(const std::string& name, const Device& device) 
   const bool stream_ordered = (transport.capabilities & TANDEM_CAP_STREAM_ORDERED) != 0;
   const bool reaches_device =
       device.kind() != DeviceKind::cuda || (transport.capabilities & TANDEM_CAP_DEVICE_MEMORY) != 0;
+  if ((transport.capabilities & TANDEM_CAP_NEEDS_PROGRESS) != 0) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("transport {} has no thread of its own, and nothing here drives it", transport.name));
+  }
   if (forced && stream_ordered) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("transport {}: {} serves streams by itself and cannot be staged", name, transport.name));

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "comm/open_endpoint.hpp"
+#include "comm/plugin_host.hpp"
 #include "device/impl.hpp"
 #include "support/cluster.hpp"
 #include "support/random.hpp"
@@ -339,6 +340,15 @@ TEST(StagedUsage, SaysWhatIsWrong) {
     }
     return "nothing was thrown";
   };
+  static const tandem_transport idle = [] {
+    tandem_transport t{};
+    t.struct_size = sizeof(t);
+    t.name = "idle";
+    t.capabilities = TANDEM_CAP_NEEDS_PROGRESS;
+    return t;
+  }();
+  detail::add_transport(idle);
+  EXPECT_THAT(message_of("idle", ErrorCode::unsupported), ::testing::HasSubstr("nothing here drives it"));
   EXPECT_THAT(message_of("staged:pigeon", ErrorCode::unsupported), ::testing::HasSubstr("'pigeon'"));
   EXPECT_THAT(message_of("staged:stream", ErrorCode::invalid_argument), ::testing::HasSubstr("cannot be staged"));
   EXPECT_FALSE(detail::choose_transport("tcp", device).staged);
