@@ -36,29 +36,22 @@ void GroupedWorld::pause(int rank) {
                     [&] { return member(rank).aborted; });
 }
 
-void GroupedWorld::post(int rank, const tandem_post_params& params) {
+void GroupedWorld::post(int rank, const std::vector<tandem_transfer>& transfers, detail::StreamImpl& stream,
+                        const plugin::LaneUse& use) {
   if (is_aborted(rank)) throw Error(ErrorCode::aborted, "the transport was aborted", rank);
-  auto& stream = *static_cast<detail::StreamImpl*>(params.stream);
-  const std::vector<tandem_transfer> list(params.transfers, params.transfers + params.count);
-  for (const tandem_transfer& t : list) {
-    if (t.peer < 0 || t.peer >= static_cast<int>(members_.size()) || t.peer == rank)
-      throw std::invalid_argument(fmt::format("peer {}", t.peer));
-    if ((t.direction == TANDEM_RECEIVE) != (params.begin != 0))
-      throw std::invalid_argument("receives begin an operation, sends do not");
-  }
   {
     const std::lock_guard lock(mutex_);
-    Lane& lane = member(rank).lanes[params.lane];
-    if (lane.open == (params.begin != 0))
-      report_violation(fmt::format("rank {}: lane {} is {} open", rank, params.lane, lane.open ? "still" : "not"));
+    Lane& lane = member(rank).lanes[use.lane];
+    if (lane.open == (use.begin))
+      report_violation(fmt::format("rank {}: lane {} is {} open", rank, use.lane, lane.open ? "still" : "not"));
     lane.open = true;
-    lane.transfers.insert(lane.transfers.end(), list.begin(), list.end());
+    lane.transfers.insert(lane.transfers.end(), transfers.begin(), transfers.end());
   }
-  if (params.begin != 0) begin(rank, stream, params.lane, list);
+  if (use.begin) begin(rank, stream, use.lane, transfers);
   const auto event = stream.device().create_event();
   stream.record(*event);
   const std::lock_guard lock(mutex_);
-  member(rank).lanes[params.lane].posts.push_back(event);
+  member(rank).lanes[use.lane].posts.push_back(event);
 }
 
 void GroupedWorld::begin(int rank, detail::StreamImpl& stream, std::uint32_t lane,

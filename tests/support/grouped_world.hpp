@@ -16,6 +16,7 @@
 #include "device/impl.hpp"
 #include "tandem/device.hpp"
 #include "tandem/plugin/transport.h"
+#include "transports/common/plugin.hpp"
 
 namespace tandem::testing {
 
@@ -28,7 +29,8 @@ class GroupedWorld : public std::enable_shared_from_this<GroupedWorld> {
   static std::shared_ptr<GroupedWorld> join(const Group& group, int rank, int size, std::uint64_t delay_us,
                                             std::uint64_t seed);
 
-  void post(int rank, const tandem_post_params& params);
+  void post(int rank, const std::vector<tandem_transfer>& transfers, detail::StreamImpl& stream,
+            const plugin::LaneUse& use);
   void flush(int rank, detail::StreamImpl& stream, std::uint32_t lane);
   void wait(int rank, detail::StreamImpl& stream, int peer, std::uint32_t flag);
   void wait_sent(int rank, detail::StreamImpl& stream);

@@ -50,20 +50,13 @@ void StreamWorld::pause(int rank) {
                     [&] { return member(rank).aborted; });
 }
 
-void StreamWorld::post(int rank, const tandem_post_params& params) {
+void StreamWorld::post(int rank, const std::vector<tandem_transfer>& transfers, detail::StreamImpl& stream,
+                       const plugin::LaneUse& use) {
   if (is_aborted(rank)) throw Error(ErrorCode::aborted, "the transport was aborted", rank);
-  auto& stream = *static_cast<detail::StreamImpl*>(params.stream);
-  const std::vector<tandem_transfer> list(params.transfers, params.transfers + params.count);
-  for (const tandem_transfer& t : list) {
-    if (t.peer < 0 || t.peer >= static_cast<int>(members_.size()) || t.peer == rank)
-      throw std::invalid_argument(fmt::format("peer {}", t.peer));
-    if ((t.direction == TANDEM_RECEIVE) != (params.begin != 0))
-      throw std::invalid_argument("receives begin an operation, sends do not");
-  }
-  if (params.begin != 0) {
-    begin(rank, stream, params.lane, list);
+  if (use.begin) {
+    begin(rank, stream, use.lane, transfers);
   } else {
-    send(rank, stream, params, list);
+    send(rank, stream, use, transfers);
   }
 }
 
@@ -129,7 +122,7 @@ void StreamWorld::run_begin(int rank, std::uint32_t lane, std::uint64_t use,
   changed_.notify_all();
 }
 
-void StreamWorld::send(int rank, detail::StreamImpl& stream, const tandem_post_params& params,
+void StreamWorld::send(int rank, detail::StreamImpl& stream, const plugin::LaneUse& lane_use,
                        const std::vector<tandem_transfer>& sends) {
   const auto event = stream.device().create_event();
   stream.record(*event);
@@ -138,24 +131,24 @@ void StreamWorld::send(int rank, detail::StreamImpl& stream, const tandem_post_p
   std::vector<int> order;
   {
     const std::lock_guard lock(mutex_);
-    use = member(rank).lanes[params.lane].issued;
+    use = member(rank).lanes[lane_use.lane].issued;
     for (std::size_t i = 0; i < sends.size(); ++i) {
       const tandem_transfer& t = sends[i];
       const bool raises = i + 1 == sends.size() || sends[i + 1].peer != t.peer || sends[i + 1].flag != t.flag;
       if (!by_peer.contains(t.peer)) order.push_back(t.peer);
-      by_peer[t.peer].push_back({t, params.lane, use, raises});
+      by_peer[t.peer].push_back({t, lane_use.lane, use, raises});
     }
     for (const int peer : order) {
       Stream& push = member(rank).push[peer];
       if (!push.valid()) push = Device(stream.device_handle()).create_stream({fmt::format("push {}", peer), true});
     }
   }
-  const bool last = params.last != 0;
+  const bool last = lane_use.last;
   for (const int peer : order) {
     const Stream push = member(rank).push.at(peer);
     push.impl().wait(*event);
-    if (params.first != 0) {
-      push.run([self = shared_from_this(), rank, peer, lane = params.lane, use] {
+    if (lane_use.first) {
+      push.run([self = shared_from_this(), rank, peer, lane = lane_use.lane, use] {
         self->take_ready(rank, peer, lane, use);
       });
     }
@@ -163,7 +156,7 @@ void StreamWorld::send(int rank, detail::StreamImpl& stream, const tandem_post_p
       push.run([self = shared_from_this(), rank, p] { self->copy(rank, p); });
     }
     if (!last) continue;
-    push.run([self = shared_from_this(), rank, peer, lane = params.lane] {
+    push.run([self = shared_from_this(), rank, peer, lane = lane_use.lane] {
       const std::lock_guard lock(self->mutex_);
       self->member(rank).lanes[lane].sent.insert(peer);
     });

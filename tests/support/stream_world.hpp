@@ -16,6 +16,7 @@
 #include "support/stream_transport.hpp"
 #include "tandem/device.hpp"
 #include "tandem/plugin/transport.h"
+#include "transports/common/plugin.hpp"
 
 namespace tandem::testing {
 
@@ -27,7 +28,8 @@ class StreamWorld : public std::enable_shared_from_this<StreamWorld> {
   static std::shared_ptr<StreamWorld> join(const Group& group, int rank, int size, std::uint64_t delay_us,
                                            std::uint64_t seed);
 
-  void post(int rank, const tandem_post_params& params);
+  void post(int rank, const std::vector<tandem_transfer>& transfers, detail::StreamImpl& stream,
+            const plugin::LaneUse& use);
   void wait(int rank, detail::StreamImpl& stream, int peer, std::uint32_t flag);
   void wait_sent(int rank, detail::StreamImpl& stream);
   bool arrived(int rank, int peer, std::uint32_t flag);
@@ -84,7 +86,7 @@ class StreamWorld : public std::enable_shared_from_this<StreamWorld> {
   void begin(int rank, detail::StreamImpl& stream, std::uint32_t lane, std::vector<tandem_transfer> receives);
   void run_begin(int rank, std::uint32_t lane, std::uint64_t use, const std::vector<tandem_transfer>& receives,
                  const std::map<std::pair<int, std::uint32_t>, std::uint64_t>& numbers);
-  void send(int rank, detail::StreamImpl& stream, const tandem_post_params& params,
+  void send(int rank, detail::StreamImpl& stream, const plugin::LaneUse& lane_use,
             const std::vector<tandem_transfer>& sends);
   void take_ready(int rank, int peer, std::uint32_t lane, std::uint64_t use);
   void copy(int rank, const Push& push);
