@@ -23,7 +23,7 @@ using detail::View;
 struct HashStore::State {
   explicit State(int size) : roster(size), boards(static_cast<std::size_t>(size)) {
     for (auto& board : boards) board = std::make_unique<NoticeBoard>();
-    thread = std::thread([this] { deliver_notices(); });
+    thread = detail::start_thread([this] { deliver_notices(); });
   }
   State(const State&) = delete;
   State& operator=(const State&) = delete;

@@ -13,6 +13,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/thread.hpp"
+
 namespace tandem::detail {
 namespace {
 
@@ -84,7 +86,7 @@ std::vector<tcp::endpoint> resolve(const HostPort& where, Deadline deadline, std
   const auto lookup = std::make_shared<Lookup>(where);
   std::thread thread;
   try {
-    thread = std::thread([lookup] { lookup->run(); });
+    thread = start_thread([lookup] { lookup->run(); });
   } catch (const std::system_error& e) {
     *reason = fmt::format("cannot start a thread to resolve {}: {}", where.host, e.code().message());
     return {};

@@ -56,7 +56,7 @@ AsioStoreServer::AsioStoreServer(const StoreServerOptions& options, std::optiona
       roster_(options_.size) {
   accept_next();
   schedule_check();
-  thread_ = std::thread([this] {
+  thread_ = detail::start_thread([this] {
     set_thread_name("tandem-server");
     run_loop(io_, "the store server");
   });

@@ -39,7 +39,7 @@ TcpStore::TcpStore(const TcpStoreOptions& options, std::unique_ptr<asio::io_cont
       heartbeat_interval_(interval_of(options.heartbeat_timeout, joined.server_heartbeat_timeout)),
       most_silent_beats_(static_cast<int>(options.heartbeat_timeout / heartbeat_interval_)),
       connection_(std::make_shared<Connection>(std::move(joined.socket))) {
-  thread_ = std::thread([this] {
+  thread_ = detail::start_thread([this] {
     set_thread_name("tandem-store");
     connection_->start([this](wire::Message message) { handle(std::move(message)); },
                        [this](const std::string& reason) { lose_server(reason); });

@@ -144,7 +144,7 @@ void CommunicatorImpl::establish() {
   if (size() == 1) return;
   const Deadline deadline = Deadline::after(options_.rendezvous_timeout);
   meeting_.emplace(store_, rank(), size());
-  watchdog_ = std::thread([this] { watch(); });
+  watchdog_ = start_thread([this] { watch(); });
   listening_ = job_store_->listen([weak = weak_from_this()](const Store::Notice& notice) {
     if (const auto self = weak.lock()) self->on_notice(notice);
   });

@@ -26,7 +26,7 @@ Clock::duration pause_after(Clock::duration idle) { return std::clamp<Clock::dur
 
 }  // namespace
 
-MarkWatcher::MarkWatcher() : thread_([this] { run(); }) {}
+MarkWatcher::MarkWatcher() : thread_(start_thread([this] { run(); })) {}
 
 MarkWatcher::~MarkWatcher() { stop(); }
 

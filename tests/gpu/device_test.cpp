@@ -2,6 +2,8 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <memory>
 #include <set>
@@ -9,6 +11,7 @@
 #include <vector>
 
 #include "gpu_support.hpp"
+#include "support/thread_signals.hpp"
 
 namespace tandem {
 namespace {
@@ -32,6 +35,16 @@ TEST_F(GpuDevice, ThatIsNotThereIsUnsupported) {
   const std::string seen = "this process sees " + std::to_string(count);
   EXPECT_ERROR(Device::cuda(count), ErrorCode::unsupported, "device " + std::to_string(count) + ": " + seen);
   EXPECT_ERROR(Device::cuda(-1), ErrorCode::unsupported, "device -1: " + seen);
+}
+
+TEST_F(GpuDevice, LeavesTheSignalsOfTheProcessAlone) {
+  stream().synchronize(Deadline::after(std::chrono::seconds(10)));
+  int seen = 0;
+  for (const testing::ThreadSignals& thread : testing::threads_here()) {
+    ++seen;
+    for (const int signal : {SIGCHLD, SIGINT, SIGTERM}) EXPECT_TRUE(thread.blocks(signal)) << thread.name;
+  }
+  EXPECT_GT(seen, 0) << "the driver has threads";
 }
 
 TEST_F(GpuDevice, LeavesTheCallersContextAlone) {

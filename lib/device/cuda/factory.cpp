@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "base/thread.hpp"
 #include "device/cuda/device.hpp"
 #include "tandem/device.hpp"
 
@@ -18,9 +19,15 @@ struct Seen {
   std::string no_driver;  // why there is none
 };
 
+/// The first call starts threads of the driver.
+cudaError_t count_devices(int& devices) noexcept {
+  const detail::SignalsBlocked blocked;
+  return cudaGetDeviceCount(&devices);
+}
+
 Seen look() {
   Seen seen;
-  const cudaError_t result = cudaGetDeviceCount(&seen.devices);
+  const cudaError_t result = count_devices(seen.devices);
   if (result == cudaSuccess) return seen;
   static_cast<void>(cudaGetLastError());
   seen.devices = 0;
@@ -46,12 +53,13 @@ Device Device::cuda(int ordinal, const CudaDeviceOptions& options) {
   } else if (ordinal < 0 || ordinal >= seen.devices) {
     throw Error(ErrorCode::unsupported, fmt::format("device {}: this process sees {}", ordinal, seen.devices));
   }
+  const detail::SignalsBlocked blocked;  // a context has threads of its own
   return Device(std::make_shared<detail::cuda::CudaDevice>(ordinal, options));
 }
 
 int Device::cuda_count() noexcept {
   int devices = 0;
-  if (cudaGetDeviceCount(&devices) == cudaSuccess) return devices;
+  if (count_devices(devices) == cudaSuccess) return devices;
   static_cast<void>(cudaGetLastError());
   return 0;
 }

@@ -103,7 +103,7 @@ HostQueue::HostQueue(const std::string& thread_name, std::shared_ptr<LiveQueues>
     : core_(std::make_shared<QueueCore>()) {
   live->add(core_);
   try {
-    thread_ = std::thread([core = core_, live, thread_name] {
+    thread_ = start_thread([core = core_, live, thread_name] {
       core->run(thread_name);
       live->remove(core.get());
     });

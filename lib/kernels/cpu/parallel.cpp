@@ -14,10 +14,10 @@ ThreadPool::ThreadPool(int threads) {
   helpers_.reserve(static_cast<std::size_t>(std::max(threads - 1, 0)));
   try {
     for (int i = 1; i < threads; ++i) {
-      helpers_.emplace_back([this] {
+      helpers_.push_back(start_thread([this] {
         set_thread_name("tandem-kernel");
         help();
-      });
+      }));
     }
   } catch (const std::system_error&) {
     // The system gives no more threads: work with those that it gave.

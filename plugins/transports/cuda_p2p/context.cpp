@@ -101,7 +101,7 @@ void Context::connect(const std::vector<std::string_view>& addresses) {
       throw Error(ErrorCode::invalid_argument, fmt::format("the address of rank {} is malformed: {}", p, e.what()));
     }
   }
-  connector_ = std::thread([this] { reach_peers(); });
+  connector_ = detail::start_thread([this] { reach_peers(); });
 }
 
 void Context::lose(int p, ErrorCode code, const std::string& why) {
@@ -305,7 +305,7 @@ void Context::abort(const std::string&) {
   const std::lock_guard lock(mutex_);
   if (aborted_.exchange(true)) return;
   board_.raise_all();
-  releaser_ = std::thread([this] { keep_released(); });
+  releaser_ = detail::start_thread([this] { keep_released(); });
 }
 
 /// Streams may still come to a reset and then to a wait behind it: everything is raised again and again until the

@@ -122,7 +122,7 @@ FdService::FdService(const Group& group)
   stop_read_ = Fd(ends[0]);
   stop_write_ = Fd(ends[1]);
   name_.assign(address.sun_path + 1, length - offsetof(sockaddr_un, sun_path) - 1);
-  thread_ = std::thread([this] { serve(); });
+  thread_ = detail::start_thread([this] { serve(); });
 }
 
 FdService::~FdService() {

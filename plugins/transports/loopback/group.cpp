@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/thread.hpp"
+
 namespace tandem::loopback {
 namespace {
 
@@ -54,7 +56,7 @@ std::shared_ptr<Group> Group::join(const GroupId& id, int size, int rank, const 
     throw std::invalid_argument(fmt::format("rank {} of this group was already opened", rank));
   m.options = options;
   m.host = host;
-  m.thread = std::thread([raw = group.get(), &m] { raw->run(m); });  // leave() joins it before the group goes
+  m.thread = detail::start_thread([raw = group.get(), &m] { raw->run(m); });  // leave() joins it before the group goes
   m.state = State::open;
   return group;
 }

@@ -47,7 +47,7 @@ void Context::connect(const std::vector<std::string_view>& blobs) {
     lose(e.code(), e.what());
     return;
   }
-  watcher_ = std::thread([this, id = addresses[0].unique_id] {
+  watcher_ = detail::start_thread([this, id = addresses[0].unique_id] {
     detail::set_thread_name("tandem-nccl");
     make_communicator(id);
     if (status_ == TANDEM_OK) watch();
@@ -144,7 +144,7 @@ void Context::abort(const std::string&) {
   wake_.notify_all();
   words_.raise_all();
   communicator_->stop();
-  releaser_ = std::thread([this] { keep_released(); });
+  releaser_ = detail::start_thread([this] { keep_released(); });
   abort_communicator();
 }
 
@@ -152,7 +152,7 @@ void Context::abort(const std::string&) {
 void Context::abort_communicator() {
   std::promise<void> aborted;
   communicator_aborted_ = aborted.get_future();
-  aborter_ = std::thread([communicator = communicator_, aborted = std::move(aborted)]() mutable {
+  aborter_ = detail::start_thread([communicator = communicator_, aborted = std::move(aborted)]() mutable {
     detail::set_thread_name("tandem-abort");
     communicator->abort();
     aborted.set_value();

@@ -3,7 +3,6 @@
 
 #include <linux/sockios.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
@@ -25,21 +24,6 @@ using Clock = std::chrono::steady_clock;
 // the sockets for a moment before it sleeps.
 constexpr std::chrono::microseconds watch{200};
 
-// The process's signals are for threads that know of them.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-
- private:
-  sigset_t before_;
-};
-
 }  // namespace
 
 Context::Context(const Membership& self, const Options& options, const plugin::Host& host)
@@ -56,8 +40,7 @@ Context::Context(const Membership& self, const Options& options, const plugin::H
   if (options.unix_sockets) own_address_.local_name = listener_->listen_locally();
   own_address_.addresses = narrowed ? std::vector<std::string>{bound} : detail::advertised_addresses(std::nullopt);
   listener_->start();
-  const SignalsBlocked blocked;
-  thread_ = std::thread([this] { run(); });
+  thread_ = detail::start_thread([this] { run(); });
 }
 
 void Context::run() {
