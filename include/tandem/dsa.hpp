@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "tandem/communicator.hpp"
@@ -27,6 +28,9 @@ struct DsaConfig {
   float scale = 0.0F;  ///< of q . kv; 0 means dim^-0.5
   bool relu = true;    ///< in the indexer's score
   DType dtype = DType::bf16;
+  /// Of index_q and index_k: f32, bf16, or f8e4m3, whose keys have scales and travel with them (132 instead of 256
+  /// bytes a token). Empty means dtype.
+  std::optional<DType> index_dtype;
   /// How contributions to dkv and d_index_k travel; they are added in fp32 either way.
   DType wire = DType::f32;
   bool deterministic = false;  ///< equal bits from run to run; unsupported if the kernel set is not
@@ -41,13 +45,15 @@ struct DsaConfig {
 struct DsaInputs {
   Tensor q;        ///< T [s, H, d]
   Tensor kv;       ///< T [s, d]
-  Tensor index_q;  ///< T [s, Hi, 128]; empty if `indices` is given
-  Tensor index_k;  ///< T [s, 128]
-  Tensor index_w;  ///< f32 [s, Hi], scaling included
+  Tensor index_q;  ///< index_dtype [s, Hi, 128]; empty if `indices` is given
+  Tensor index_k;  ///< index_dtype [s, 128]
+  Tensor index_w;  ///< f32 [s, Hi], scaling included; with f8e4m3 also that of each row and head of index_q
   Tensor sink;     ///< f32 [H] or empty
   /// Lists of the caller instead of the indexer's: i32 [s, K] global positions, any order, -1 ignored, duplicates count
   /// once; positions that the row does not see are ignored.
   Tensor indices;
+  /// f32 [s], of the rows of an f8e4m3 index_k: see IndexerInputs. Empty with other types.
+  Tensor index_k_scale;
 };
 
 struct DsaOutputs {
@@ -60,9 +66,11 @@ struct DsaOutputs {
 };
 
 struct DsaGradients {
-  Tensor dq;         ///< T [s, H, d]
-  Tensor dkv;        ///< f32 [s, d], summed over ranks
-  Tensor d_index_q;  ///< T [s, Hi, 128]; empty without loss, like the next two
+  Tensor dq;   ///< T [s, H, d]
+  Tensor dkv;  ///< f32 [s, d], summed over ranks
+  /// index_dtype [s, Hi, 128]; f32, straight through the rounding, if that is f8e4m3: see IndexerLoss. Empty without
+  /// loss, like the next two.
+  Tensor d_index_q;
   Tensor d_index_k;  ///< f32 [s, 128], summed over ranks
   Tensor d_index_w;  ///< f32 [s, Hi]
   Tensor dsink;      ///< f32 [H], of this rank's rows; empty without sink

@@ -17,7 +17,7 @@
 ///
 /// Every call validates its arguments at once (invalid_argument names the tensor and what is wrong), enqueues on
 /// `stream` and returns; tensors and spans must live until that work has run. dtype T below is bf16 or f32, the same
-/// for all of a call.
+/// for all of a call; the indexer's inputs may also be f8e4m3.
 namespace tandem {
 
 constexpr std::int64_t index_dim = 128;  ///< width of indexer queries and keys
@@ -25,6 +25,9 @@ constexpr std::int64_t value_dim = 512;  ///< leading columns of a KV row that a
 
 /// score[t,j] = sum_h index_w[t,h] * relu(index_q[t,h] . index_k[j]), fp32; relu is optional. Within one kernel set a
 /// score is a pure function of its two rows: the same bits whatever else is computed in the call.
+///
+/// With T = f8e4m3: score[t,j] = index_k_scale[j] * sum_h index_w[t,h] * relu(index_q[t,h] . index_k[j]), by the values
+/// of the codes; one product in fp32, after the sum. A scale for each row and head of queries belongs into index_w.
 struct IndexerInputs {
   Tensor index_q;                           ///< T [s, Hi, 128]
   Tensor index_w;                           ///< f32 [s, Hi]
@@ -40,6 +43,8 @@ struct IndexerInputs {
   Tensor step_rows = {};
   /// Of indexer_topk: i32 [ranges, 2], begin and end of each of step.keys.
   Tensor step_keys = {};
+  /// f32 [n], or [n, 1] as a gather lands it. Given if and only if T is f8e4m3.
+  Tensor index_k_scale = {};
 };
 
 /// Lists of selected keys. Total order: score descending, then landed row ascending; -0 equals +0; NaN is never
@@ -103,6 +108,10 @@ struct LossSupport {
 /// L = sum_t KL(target_t || softmax(score_t)) * loss_scale, with target_t = head_sums_t / max(sum of it, 1e-10),
 /// detached; log of the target clamped at 1e-10. Gradient of a score: (softmax(score) - target) * loss_scale *
 /// upstream, then through the formula of the score (relu' (0) = 0). Reference: Megatron-Core's DSA indexer loss.
+///
+/// With f8e4m3 inputs gradients pass straight through the rounding: d_index_k is that of the dequantised key,
+/// index_k_scale[j] * index_k[j]; d_index_q is that of the codes' values, so of queries whose scale is folded into
+/// index_w it is the gradient times that scale, which also belongs to d_index_w.
 struct IndexerLoss {
   RowRange rows;  ///< local rows of this call
   /// f32 [rows.size(), W]: sums over heads of attention probabilities; entry i is that of the support's i-th key
@@ -111,7 +120,7 @@ struct IndexerLoss {
   double loss_scale = 1.0;  ///< usually 1 / real rows of the whole batch
   double upstream = 1.0;    ///< gradient of the caller's loss by L
   Tensor loss;              ///< f64 [s]: L of each row is written; or empty
-  Tensor d_index_q;         ///< T [s, Hi, 128], rows are written; or empty
+  Tensor d_index_q;         ///< T [s, Hi, 128], f32 if T is f8e4m3, rows are written; or empty
   Tensor d_index_w;         ///< f32 [s, Hi], rows are written; or empty
   Tensor d_index_k;         ///< f32 [n, 128], added to; or empty
 };

@@ -35,6 +35,10 @@ void check_config(const DsaConfig& c) {
   if (c.dtype != DType::bf16 && c.dtype != DType::f32) {
     throw Error(ErrorCode::unsupported, fmt::format("dtype {}; bf16 or f32", to_string(c.dtype)));
   }
+  if (c.index_dtype && *c.index_dtype != DType::bf16 && *c.index_dtype != DType::f32 &&
+      *c.index_dtype != DType::f8e4m3) {
+    throw Error(ErrorCode::unsupported, fmt::format("index dtype {}; bf16, f32 or f8e4m3", to_string(*c.index_dtype)));
+  }
   if (c.wire != DType::bf16 && c.wire != DType::f32) {
     throw Error(ErrorCode::unsupported, fmt::format("wire dtype {}; f32 or bf16", to_string(c.wire)));
   }
@@ -95,7 +99,8 @@ void DsaAttention::synchronize(const Stream& stream, Deadline deadline) {
 std::uint64_t DsaContext::bytes() const {
   if (!data_) return 0;
   std::uint64_t sum = 0;
-  for (const Tensor* t : {&data_->indices, &data_->length, &data_->head_sums, &data_->kv, &data_->index_k}) {
+  for (const Tensor* t :
+       {&data_->indices, &data_->length, &data_->head_sums, &data_->kv, &data_->index_k, &data_->index_k_scale}) {
     if (t->valid()) sum += static_cast<std::uint64_t>(t->elements()) * size_of(t->dtype());
   }
   return sum;
@@ -103,13 +108,17 @@ std::uint64_t DsaContext::bytes() const {
 
 BatchSpec DsaAttention::Impl::batch_spec() const {
   BatchSpec spec;
-  spec.gather = {{"index_k", config.dtype, index_dim, DType::f32}, {"kv", config.dtype, config.dim, DType::f32}};
+  // A chunk's keys are of no use without their scales, which are few bytes: they go first.
+  if (scaled_keys()) spec.gather.push_back({"index_k_scale", DType::f32, 1, DType::f32});
+  spec.gather.push_back({"index_k", index_dtype(), index_dim, DType::f32});
+  spec.gather.push_back({"kv", config.dtype, config.dim, DType::f32});
   spec.reduce = {{"dkv", DType::f32, config.dim, config.wire}};
   if (has_loss()) spec.reduce.push_back({"d_index_k", DType::f32, index_dim, config.wire});
-  spec.fingerprint =
-      fmt::format("kernels {} {}, heads {}, index heads {}, top-k {}, scale {}, relu {}, loss {}, keep landed rows {}",
-                  kernels->name(), kernels->numerics_version(), config.heads, config.index_heads, config.topk,
-                  config.scale, config.relu, to_string(config.loss), config.keep_landed);
+  spec.fingerprint = fmt::format(
+      "kernels {} {}, heads {}, index heads {}, index dtype {}, top-k {}, scale {}, relu {}, loss {}, keep "
+      "landed rows {}",
+      kernels->name(), kernels->numerics_version(), config.heads, config.index_heads, to_string(index_dtype()),
+      config.topk, config.scale, config.relu, to_string(config.loss), config.keep_landed);
   return spec;
 }
 
@@ -137,9 +146,15 @@ void DsaAttention::Impl::check_inputs(const Plan& plan, const DsaInputs& in) con
     }
     return;
   }
-  detail::check_tensor("index_q", in.index_q, t, {s, config.index_heads, index_dim});
-  detail::check_tensor("index_k", in.index_k, t, {s, index_dim});
+  detail::check_tensor("index_q", in.index_q, index_dtype(), {s, config.index_heads, index_dim});
+  detail::check_tensor("index_k", in.index_k, index_dtype(), {s, index_dim});
   detail::check_tensor("index_w", in.index_w, DType::f32, {s, config.index_heads});
+  if (scaled_keys()) {
+    detail::check_tensor("index_k_scale", in.index_k_scale, DType::f32, {s});
+  } else if (in.index_k_scale.valid()) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("index_k_scale: given, but the index dtype is {}", to_string(index_dtype())));
+  }
 }
 
 DsaMemory DsaAttention::Impl::memory(const Plan& plan) const {
@@ -152,6 +167,7 @@ DsaMemory DsaAttention::Impl::memory(const Plan& plan) const {
   const auto i = static_cast<std::uint64_t>(index_dim);
   const auto v = static_cast<std::uint64_t>(value_dim);
   const std::uint64_t e = size_of(config.dtype);
+  const std::uint64_t index_key = i * size_of(index_dtype()) + (scaled_keys() ? 4 : 0);
   const bool loss = has_loss();
   const bool sparse = config.loss == IndexerLossKind::sparse;
   const std::uint64_t tile = config.loss == IndexerLossKind::dense
@@ -163,17 +179,19 @@ DsaMemory DsaAttention::Impl::memory(const Plan& plan) const {
   }
   Prepared::Data arena(plan, batch_spec());
   detail::lay_out(arena);
-  const std::uint64_t kept = config.keep_landed ? e * n * (d + (loss ? i : 0)) : 0;
+  const std::uint64_t kept = config.keep_landed ? n * (e * d + (loss ? index_key : 0)) : 0;
   const std::uint64_t lists = 4 * s * k + (sparse ? 4 * s * k : 0);
 
   DsaMemory m;
-  m.inputs = e * s * (h * d + d + hi * i + i) + 4 * s * hi + 4 * h;  // a sink's logits
+  m.inputs =
+      e * s * (h * d + d) + s * (size_of(index_dtype()) * hi * i + index_key) + 4 * s * hi + 4 * h;  // a sink's logits
   m.outputs = e * s * h * v + 4 * s * h + 4 * s * k + 4 * s + 8 + (loss ? 8 * s : 0);
   m.landed = Prepared::slots * arena.gather.bytes + kept;
   // On a GPU backward finds the tile of forward.
   m.scratch = lists + carried * (8 * k + 4) + (on_gpu() ? 1 : 2) * tile;
   m.saved = lists + 4 * s + kept;
-  m.gradients = e * s * h * d + 4 * s * d + 4 * h + (loss ? e * s * hi * i + 4 * s * (i + hi) : 0);
+  m.gradients =
+      e * s * h * d + 4 * s * d + 4 * h + (loss ? size_of(index_gradient_dtype()) * s * hi * i + 4 * s * (i + hi) : 0);
   m.accumulators = 4 * n * (d + (loss ? i : 0));
   m.staging = Prepared::slots * arena.reduce.bytes;
   if (comm->stream_ordered()) m.tables = detail::table_bytes(arena);

@@ -17,13 +17,14 @@ namespace tandem {
 /// What forward leaves for backward. Lists are in landed rows.
 struct DsaContext::Data {
   Plan plan;
-  Tensor indices;    ///< i32 [s, K], ascending
-  Tensor length;     ///< i32 [s]
-  Tensor out;        ///< shared with the outputs
-  Tensor lse;        ///< shared with the outputs
-  Tensor head_sums;  ///< f32 [s, K]; sparse loss only
-  Tensor kv;         ///< landed; empty if it is gathered again
-  Tensor index_k;    ///< landed; only with a loss
+  Tensor indices;        ///< i32 [s, K], ascending
+  Tensor length;         ///< i32 [s]
+  Tensor out;            ///< shared with the outputs
+  Tensor lse;            ///< shared with the outputs
+  Tensor head_sums;      ///< f32 [s, K]; sparse loss only
+  Tensor kv;             ///< landed; empty if it is gathered again
+  Tensor index_k;        ///< landed; only with a loss
+  Tensor index_k_scale;  ///< landed; only with a loss and f8e4m3
   bool given_lists = false;
   Work prefetched;  ///< of prefetch()
   bool used = false;
@@ -32,6 +33,12 @@ struct DsaContext::Data {
 };
 
 namespace detail {
+
+/// What of the landed rows the indexer reads.
+struct IndexKeys {
+  Tensor k;
+  Tensor scale;  ///< only with f8e4m3
+};
 
 /// Holds what enqueued work refers to until the stream is past it, also when enqueueing ends in an exception. A GPU
 /// needs nothing of the kind, as freeing its memory waits for its work.
@@ -80,6 +87,10 @@ struct DsaAttention::Impl {
   Work gather_again(DsaContext::Data& context, const DsaInputs& in, const Stream& stream);
   DsaMemory memory(const Plan& plan) const;
 
+  /// Of index_q and index_k.
+  DType index_dtype() const { return config.index_dtype.value_or(config.dtype); }
+  DType index_gradient_dtype() const { return scaled_keys() ? DType::f32 : index_dtype(); }
+  bool scaled_keys() const { return index_dtype() == DType::f8e4m3; }
   bool has_loss() const noexcept { return config.loss != IndexerLossKind::none; }
   bool on_gpu() const noexcept { return comm->device().kind() == DeviceKind::cuda; }
   /// Throws invalid_usage if the plan was not prepared.
@@ -90,13 +101,16 @@ struct DsaAttention::Impl {
   void to_global(const Plan& plan, const Tensor& indices, const Tensor& length, const Tensor& global,
                  const Stream& stream) const;
   double loss_scale(const Plan& plan) const;
-  IndexerInputs indexer_inputs(const Plan& plan, const DsaInputs& in, const Tensor& index_k) const;
+  IndexerInputs indexer_inputs(const Plan& plan, const DsaInputs& in, const detail::IndexKeys& keys) const;
+  /// Of the indexer's keys, in the order in which they travel.
+  std::vector<std::string> index_fields() const;
+  detail::IndexKeys index_keys(const Work& gather) const;
   AttentionInputs attention_inputs(const DsaInputs& in, const Tensor& kv, const Tensor& indices,
                                    const Tensor& length) const;
   void select(const Plan& plan, const DsaInputs& in, const Work& gather, const TopkLists& lists, const Stream& stream,
               detail::KeepAlive& keep);
   /// Runs the loss over rows in blocks with or without gradients; `after(block)` follows each block.
-  void run_loss(const DsaContext::Data& context, const DsaInputs& in, const Tensor& kv, const Tensor& index_k,
+  void run_loss(const DsaContext::Data& context, const DsaInputs& in, const Tensor& kv, const detail::IndexKeys& keys,
                 IndexerLoss loss, const Stream& stream, const std::function<void(std::size_t)>& after);
   Tensor allocate(DType dtype, std::initializer_list<std::int64_t> shape) const {
     return Tensor::allocate(comm->device(), dtype, shape);

@@ -7,6 +7,7 @@ namespace tandem {
 
 Work DsaAttention::Impl::gather_again(DsaContext::Data& context, const DsaInputs& in, const Stream& stream) {
   std::vector<GatherField> fields{{"kv", in.kv, {}}};
+  if (has_loss() && scaled_keys()) fields.push_back({"index_k_scale", in.index_k_scale, {}});
   if (has_loss()) fields.push_back({"index_k", in.index_k, {}});
   return comm->gather(context.plan, fields, stream);
 }
@@ -20,14 +21,14 @@ DsaAttention::Backward DsaAttention::Impl::backward(DsaContext::Data& context, c
   keep.add(std::make_shared<DsaInputs>(in));
 
   Tensor kv = context.kv;
-  Tensor index_k = context.index_k;
+  detail::IndexKeys keys{context.index_k, context.index_k_scale};
   if (!config.keep_landed) {
     const Work again = context.prefetched.valid() ? context.prefetched : gather_again(context, in, stream);
     again.wait(stream, "kv");
     kv = again.landed("kv");
     if (has_loss()) {
-      again.wait(stream, "index_k");
-      index_k = again.landed("index_k");
+      for (const std::string& field : index_fields()) again.wait(stream, field);
+      keys = index_keys(again);
     }
   }
 
@@ -43,7 +44,7 @@ DsaAttention::Backward DsaAttention::Impl::backward(DsaContext::Data& context, c
   std::vector<ReduceField> fields{{"dkv", dkv, g.dkv}};
   IndexerLoss loss;
   if (has_loss()) {
-    g.d_index_q = loss.d_index_q = allocate(config.dtype, {s, config.index_heads, index_dim});
+    g.d_index_q = loss.d_index_q = allocate(index_gradient_dtype(), {s, config.index_heads, index_dim});
     g.d_index_w = loss.d_index_w = allocate(DType::f32, {s, config.index_heads});
     g.d_index_k = allocate(DType::f32, {s, index_dim});
     loss.d_index_k = temporaries.take("d_index_k", stream, DType::f32, {n, index_dim});
@@ -62,7 +63,7 @@ DsaAttention::Backward DsaAttention::Impl::backward(DsaContext::Data& context, c
     for (const ChunkId chunk : plan.final_after(b)) reduction.submit("dkv", chunk, stream);
   }
   if (has_loss()) {
-    run_loss(context, in, kv, index_k, loss, stream, [&](std::size_t b) {
+    run_loss(context, in, kv, keys, loss, stream, [&](std::size_t b) {
       for (const ChunkId chunk : plan.final_after(b)) reduction.submit("d_index_k", chunk, stream);
     });
   }

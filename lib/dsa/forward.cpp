@@ -20,8 +20,19 @@ std::int64_t most_visible_keys(const Plan& plan) {
   return most;
 }
 
-IndexerInputs DsaAttention::Impl::indexer_inputs(const Plan& plan, const DsaInputs& in, const Tensor& index_k) const {
-  IndexerInputs indexer{in.index_q, in.index_w, index_k, plan.key_begin(), plan.key_end(), config.topk, config.relu};
+std::vector<std::string> DsaAttention::Impl::index_fields() const {
+  if (scaled_keys()) return {"index_k_scale", "index_k"};
+  return {"index_k"};
+}
+
+detail::IndexKeys DsaAttention::Impl::index_keys(const Work& gather) const {
+  return {gather.landed("index_k"), scaled_keys() ? gather.landed("index_k_scale") : Tensor()};
+}
+
+IndexerInputs DsaAttention::Impl::indexer_inputs(const Plan& plan, const DsaInputs& in,
+                                                 const detail::IndexKeys& keys) const {
+  IndexerInputs indexer{in.index_q, in.index_w, keys.k, plan.key_begin(), plan.key_end(), config.topk, config.relu};
+  indexer.index_k_scale = keys.scale;
   if (on_gpu()) indexer.bounds = tables_of(plan).bounds;
   return indexer;
 }
@@ -46,11 +57,13 @@ void DsaAttention::Impl::select(const Plan& plan, const DsaInputs& in, const Wor
                         temporaries.take("indices", stream, DType::i32, {carried, config.topk}),
                         temporaries.take("length", stream, DType::i32, {carried})};
   keep.add(std::make_shared<TopkState>(state));
-  IndexerInputs indexer = indexer_inputs(plan, in, gather.landed("index_k"));
+  IndexerInputs indexer = indexer_inputs(plan, in, index_keys(gather));
   std::size_t number = 0;
   for (const IndexerStep& step : plan.indexer_steps()) {
     // Each wait stands right before the step that needs it: whatever was enqueued so far runs meanwhile.
-    for (const ChunkId chunk : step.chunks) gather.wait(stream, "index_k", chunk);
+    for (const ChunkId chunk : step.chunks) {
+      for (const std::string& field : index_fields()) gather.wait(stream, field, chunk);
+    }
     if (on_gpu()) {
       indexer.step_rows = tables_of(plan).steps[number].rows;
       indexer.step_keys = tables_of(plan).steps[number].keys;
@@ -70,13 +83,18 @@ DsaAttention::Forward DsaAttention::Impl::forward(const Plan& plan, const DsaInp
   context->given_lists = in.indices.valid();
   if (config.keep_landed) {
     context->kv = allocate(config.dtype, {n, config.dim});
-    if (has_loss()) context->index_k = allocate(config.dtype, {n, index_dim});
+    if (has_loss()) context->index_k = allocate(index_dtype(), {n, index_dim});
+    if (has_loss() && scaled_keys()) context->index_k_scale = allocate(DType::f32, {n});
   }
   // Rows that stay until backward land where they stay, unless peers cannot write there: then they are copied.
   const bool copy = comm->one_sided();
   std::vector<GatherField> fields;
-  if (!context->given_lists) fields.push_back({"index_k", in.index_k, copy ? Tensor() : context->index_k});
-  fields.push_back({"kv", in.kv, copy ? Tensor() : context->kv});
+  const auto add_field = [&](const char* name, const Tensor& source, const Tensor& kept) {
+    fields.push_back({name, source, copy ? Tensor() : kept});
+  };
+  if (!context->given_lists && scaled_keys()) add_field("index_k_scale", in.index_k_scale, context->index_k_scale);
+  if (!context->given_lists) add_field("index_k", in.index_k, context->index_k);
+  add_field("kv", in.kv, context->kv);
   const Work gather = comm->gather(plan, fields, stream);
 
   DsaOutputs out;
@@ -107,7 +125,7 @@ DsaAttention::Forward DsaAttention::Impl::forward(const Plan& plan, const DsaInp
     IndexerLoss loss;
     loss.loss_scale = loss_scale(plan);
     loss.loss = out.loss;
-    run_loss(*context, in, kv, gather.landed("index_k"), loss, stream, {});
+    run_loss(*context, in, kv, index_keys(gather), loss, stream, {});
   }
   if (copy) {
     const auto keep_rows = [&](const Tensor& to, const char* field) {
@@ -119,15 +137,16 @@ DsaAttention::Forward DsaAttention::Impl::forward(const Plan& plan, const DsaInp
     };
     keep_rows(context->kv, "kv");
     keep_rows(context->index_k, "index_k");
+    keep_rows(context->index_k_scale, "index_k_scale");
   }
   return {std::move(out), DsaContext(std::move(context)), gather};
 }
 
 void DsaAttention::Impl::run_loss(const DsaContext::Data& context, const DsaInputs& in, const Tensor& kv,
-                                  const Tensor& index_k, IndexerLoss loss, const Stream& stream,
+                                  const detail::IndexKeys& keys, IndexerLoss loss, const Stream& stream,
                                   const std::function<void(std::size_t)>& after) {
   const Plan& plan = context.plan;
-  const IndexerInputs indexer = indexer_inputs(plan, in, index_k);
+  const IndexerInputs indexer = indexer_inputs(plan, in, keys);
   const bool dense = config.loss == IndexerLossKind::dense;
   const LossSupport support = dense ? LossSupport{} : LossSupport{context.indices, context.length};
   // One tile of rows by keys for all blocks: the stream uses it for one after the other.

@@ -49,10 +49,8 @@ void expect_optional(std::string_view name, const Tensor& t, DType dtype, Shape 
 }
 
 /// The tensor whose dtype is that of the call.
-void expect_data(std::string_view name, const Tensor& t, Shape shape) {
-  if (!has_shape(t, shape) || (t.dtype() != DType::bf16 && t.dtype() != DType::f32)) {
-    reject(name, "bf16 or f32", shape, t);
-  }
+void expect_data(std::string_view name, const Tensor& t, Shape shape, std::string_view dtypes = "bf16 or f32") {
+  if (!has_shape(t, shape) || (t.dtype() != DType::bf16 && t.dtype() != DType::f32)) reject(name, dtypes, shape, t);
 }
 
 void expect_landed(std::string_view name, const Tensor& t) {
@@ -95,12 +93,28 @@ void expect_some(std::string_view name, std::int64_t count) {
   if (count < 1) reject(fmt::format("{}: expected at least 1, got {}", name, count));
 }
 
+void expect_scale(const IndexerInputs& in) {
+  const Tensor& scale = in.index_k_scale;
+  if (in.index_k.dtype() != DType::f8e4m3) {
+    if (!scale.valid()) return;
+    reject(fmt::format("index_k_scale: given, but index_k is {}", to_string(in.index_k.dtype())));
+  }
+  const std::int64_t rows = in.index_k.size(0);
+  if (!has_shape(scale, {rows, 1})) expect("index_k_scale", scale, DType::f32, {rows});
+  if (scale.dtype() != DType::f32) reject("index_k_scale", "f32", {rows, 1}, scale);
+}
+
 void expect_indexer(const IndexerInputs& in) {
-  expect_data("index_q", in.index_q, {any, any, index_dim});
+  if (in.index_q.dtype() == DType::f8e4m3) {
+    expect("index_q", in.index_q, DType::f8e4m3, {any, any, index_dim});
+  } else {
+    expect_data("index_q", in.index_q, {any, any, index_dim}, "bf16, f32 or f8e4m3");
+  }
   expect_some("index_q heads", in.index_q.size(1));
   expect("index_w", in.index_w, DType::f32, {in.index_q.size(0), in.index_q.size(1)});
   expect("index_k", in.index_k, in.index_q.dtype(), {any, index_dim});
   expect_landed("index_k", in.index_k);
+  expect_scale(in);
 }
 
 /// What of the attention's inputs does not depend on lists.
@@ -203,7 +217,8 @@ void validate_indexer_loss(const IndexerInputs& in, const LossSupport& support, 
   expect("head_sums", loss.head_sums, DType::f32, {loss.rows.size(), any});
   if (loss.head_sums.size(1) < most) reject("head_sums", "f32", {loss.rows.size(), most}, loss.head_sums);
   expect_optional("loss", loss.loss, DType::f64, {s});
-  expect_optional("d_index_q", loss.d_index_q, in.index_q.dtype(), {s, heads, index_dim});
+  const DType gradient = in.index_q.dtype() == DType::f8e4m3 ? DType::f32 : in.index_q.dtype();
+  expect_optional("d_index_q", loss.d_index_q, gradient, {s, heads, index_dim});
   expect_optional("d_index_w", loss.d_index_w, DType::f32, {s, heads});
   expect_optional("d_index_k", loss.d_index_k, DType::f32, {in.index_k.size(0), index_dim});
 }

@@ -204,6 +204,7 @@ reference::Problem make_problem(const DsaJob& job, const SequenceLayout& layout,
     for (std::int64_t row = 0; row < block.size(); ++row) {
       append_row(p.kv, rows.inputs.kv, row);
       append_row(p.index_k, rows.inputs.index_k, row);
+      if (rows.inputs.index_k_scale.valid()) append_row(p.index_k_scale, rows.inputs.index_k_scale, row);
       if (query == queries.end() || *query != block.begin + row) continue;
       append_row(p.q, rows.inputs.q, row);
       append_row(p.index_q, rows.inputs.index_q, row);
@@ -241,7 +242,7 @@ CheckResult check(const DsaJob& job, const Results& results) {
 
   std::vector<Comparison> comparisons{Comparison(results)};
   std::unique_ptr<RankRun> unsharded;
-  if (job.dtype == DType::bf16) {
+  if (job.dtype == DType::bf16 || job.indexer_dtype() == DType::bf16) {
     unsharded = std::make_unique<RankRun>(job, 1, 0, cores());
     unsharded->run({}, false);
     comparisons.emplace_back(unsharded->results());

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "device/bf16.hpp"
+#include "device/e4m3.hpp"
 
 namespace tandem::cli {
 namespace {
@@ -57,13 +58,16 @@ std::vector<Comparison::Named> Comparison::errors() const {
 }
 
 std::vector<double> decode_row(const Tensor& tensor, std::int64_t row) {
-  const auto count = static_cast<std::size_t>(tensor.row_elements());
+  const auto count = tensor.dims() == 1 ? std::size_t{1} : static_cast<std::size_t>(tensor.row_elements());
   const std::size_t begin = static_cast<std::size_t>(row) * count;
   std::vector<double> values(count);
   for (std::size_t i = 0; i < count; ++i) {
     switch (tensor.dtype()) {
       case DType::bf16:
         values[i] = static_cast<double>(detail::bf16_to_float(tensor.data_as<std::uint16_t>()[begin + i]));
+        break;
+      case DType::f8e4m3:
+        values[i] = static_cast<double>(detail::e4m3_to_float(tensor.data_as<std::uint8_t>()[begin + i]));
         break;
       case DType::f64:
         values[i] = tensor.data_as<double>()[begin + i];

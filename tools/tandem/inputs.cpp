@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "device/bf16.hpp"
+#include "device/e4m3.hpp"
 #include "noise.hpp"
 
 namespace tandem::cli {
@@ -37,14 +38,28 @@ Noise noise_of(std::uint64_t seed, Stream stream) { return Noise(seed).at(static
 float index_scale(const RowShape& shape) { return 1.0F / std::sqrt(static_cast<float>(shape.index_heads * index_dim)); }
 
 void store(const float* values, const Tensor& target, std::int64_t row) {
-  const std::size_t count = static_cast<std::size_t>(target.row_elements());
+  const std::size_t count = target.dims() == 1 ? 1 : static_cast<std::size_t>(target.row_elements());
   const std::size_t begin = static_cast<std::size_t>(row) * count;
   if (target.dtype() == DType::f32) {
     std::memcpy(target.data_as<float>() + begin, values, count * sizeof(float));
     return;
   }
+  if (target.dtype() == DType::f8e4m3) {
+    std::transform(values, values + count, target.data_as<std::uint8_t>() + begin, detail::e4m3_from_float);
+    return;
+  }
   std::uint16_t* out = target.data_as<std::uint16_t>() + begin;
   for (std::size_t i = 0; i < count; ++i) out[i] = detail::bf16_from_float(values[i]);
+}
+
+// Divides a vector by its scale, which this returns: its largest number becomes that of e4m3.
+float scale_down(float* vector) {
+  float most = 0.0F;
+  for (std::int64_t c = 0; c < index_dim; ++c) most = std::max(most, std::fabs(vector[c]));
+  if (most == 0.0F) return 1.0F;
+  const float scale = most / detail::e4m3_max;
+  for (std::int64_t c = 0; c < index_dim; ++c) vector[c] /= scale;
+  return scale;
 }
 
 // Interleaved pairs, base 10000. Angles in double: offsets are long, and float would lose their fraction.
@@ -198,7 +213,8 @@ class InputGenerator::TextSource : public RowSource {
   std::vector<float> matrix_;
 };
 
-InputGenerator::InputGenerator(const DsaJob& job) : shape_(job.shape), dtype_(job.dtype), seed_(job.seed) {
+InputGenerator::InputGenerator(const DsaJob& job)
+    : shape_(job.shape), dtype_(job.dtype), index_dtype_(job.indexer_dtype()), seed_(job.seed) {
   if (job.texts.empty()) {
     source_ = std::make_unique<NoiseSource>(job.shape, job.seed);
   } else {
@@ -215,8 +231,9 @@ InputRows InputGenerator::rows(const Device& device, const SequenceLayout& layou
   InputRows rows;
   rows.inputs.q = Tensor::allocate(device, dtype_, {count, shape_.heads, shape_.dim});
   rows.inputs.kv = Tensor::allocate(device, dtype_, {count, shape_.dim});
-  rows.inputs.index_q = Tensor::allocate(device, dtype_, {count, shape_.index_heads, index_dim});
-  rows.inputs.index_k = Tensor::allocate(device, dtype_, {count, index_dim});
+  rows.inputs.index_q = Tensor::allocate(device, index_dtype_, {count, shape_.index_heads, index_dim});
+  rows.inputs.index_k = Tensor::allocate(device, index_dtype_, {count, index_dim});
+  if (index_dtype_ == DType::f8e4m3) rows.inputs.index_k_scale = Tensor::allocate(device, DType::f32, {count});
   rows.inputs.index_w = Tensor::allocate(device, DType::f32, {count, shape_.index_heads});
   rows.dout = Tensor::allocate(device, dtype_, {count, shape_.heads, value_dim});
   std::int64_t row = 0;
@@ -249,7 +266,14 @@ void InputGenerator::store_tokens(const InputRows& rows, std::int64_t row, std::
   source_->fill(document, offset, count, values.data());
   const Noise noise = noise_of(seed_, Stream::dout);
   for (std::int64_t i = 0; i < count; ++i) {
-    const float* v = values.data() + i * shape.size;
+    float* v = values.data() + i * shape.size;
+    if (index_dtype_ == DType::f8e4m3) {
+      for (std::int64_t h = 0; h < shape.index_heads; ++h) {
+        v[shape.index_w + h] *= scale_down(v + shape.index_q + h * index_dim);
+      }
+      const float scale = scale_down(v + shape.index_k);
+      store(&scale, rows.inputs.index_k_scale, row + i);
+    }
     store(v, rows.inputs.q, row + i);
     store(v + shape.kv, rows.inputs.kv, row + i);
     store(v + shape.index_q, rows.inputs.index_q, row + i);
@@ -268,8 +292,8 @@ void InputGenerator::store_pads(const InputRows& rows, std::int64_t row, std::in
                                std::numeric_limits<float>::quiet_NaN());
   const DsaInputs& in = rows.inputs;
   for (std::int64_t i = 0; i < count; ++i) {
-    for (const Tensor* t : {&in.q, &in.kv, &in.index_q, &in.index_k, &in.index_w, &rows.dout}) {
-      store(nan.data(), *t, row + i);
+    for (const Tensor* t : {&in.q, &in.kv, &in.index_q, &in.index_k, &in.index_k_scale, &in.index_w, &rows.dout}) {
+      if (t->valid()) store(nan.data(), *t, row + i);
     }
   }
 }

@@ -26,6 +26,9 @@ struct InputRows {
 /// embedded by seeded tables, RMS-normalised and projected by seeded matrices; queries share a part of their matrix
 /// with the keys, so that like contexts attract each other; the 64 RoPE columns are rotated by the offset in the
 /// document.
+///
+/// Indexer inputs in e4m3 are the same numbers, scaled so that the largest of a key, or of a query's head, is 448; the
+/// scale of a query's head is folded into index_w.
 class InputGenerator {
  public:
   explicit InputGenerator(const DsaJob& job);
@@ -46,6 +49,7 @@ class InputGenerator {
 
   ModelShape shape_;
   DType dtype_;
+  DType index_dtype_;
   std::uint64_t seed_;
   std::unique_ptr<RowSource> source_;
 };

@@ -179,6 +179,10 @@ DsaJob make_job(const DsaArguments& a, const std::optional<LaunchedRank>& launch
   }
   job.chunk_tokens = integer_or("--chunk-tokens", a.chunk_tokens, 1, most_rows, 0);
   job.dtype = choose_dtype("--dtype", a.dtype);
+  if (a.index_dtype) {
+    constexpr DType types[] = {DType::f32, DType::bf16, DType::f8e4m3};
+    job.index_dtype = types[parse_choice("--index-dtype", *a.index_dtype, {"fp32", "bf16", "e4m3"})];
+  }
   job.wire = choose_dtype("--wire", a.wire);
   if (a.seed) job.seed = parse_seed("--seed", *a.seed);
   job.deterministic = a.deterministic;

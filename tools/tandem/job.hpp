@@ -24,7 +24,7 @@ struct ModelShape {
 /// The options of `tandem dsa` as they were typed; empty means not given.
 struct DsaArguments {
   std::optional<std::string> ranks, transport, device, kernels, rendezvous_timeout, timeout, model, seq_len, docs,
-      pad_to, layout, topk, heads, index_heads, chunk_tokens, dtype, wire, trace, seed;
+      pad_to, layout, topk, heads, index_heads, chunk_tokens, dtype, index_dtype, wire, trace, seed;
   std::vector<std::string> input;
   bool deterministic = false;
   bool check = false;
@@ -48,6 +48,7 @@ struct DsaJob {
   Partition partition = Partition::zigzag;
   std::int64_t chunk_tokens = 0;
   DType dtype = DType::f32;
+  std::optional<DType> index_dtype;  ///< of index_q and index_k; empty means dtype
   DType wire = DType::f32;
   std::uint64_t seed = 1;
   std::string trace;  ///< path, or ""
@@ -56,6 +57,7 @@ struct DsaJob {
   bool memory = false;
   bool json = false;
 
+  DType indexer_dtype() const { return index_dtype.value_or(dtype); }
   /// Of these documents over `over_ranks` ranks.
   SequenceLayout layout(int over_ranks) const;
   PlanOptions plan_options(int over_ranks) const;

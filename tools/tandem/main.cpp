@@ -43,6 +43,7 @@ Examples:
   tandem dsa --check
   tandem dsa --ranks 3 --docs 100,0,257,31 --layout contiguous --check
   tandem dsa --ranks 2 --docs 90,128 --pad-to 128 --dtype bf16 --check
+  tandem dsa --ranks 2 --seq-len 256 --dtype bf16 --index-dtype e4m3 --check
   tandem dsa --ranks 4 --transport loopback --seq-len 512 --memory --json
   tandem dsa --ranks 2 --device host --kernels cpu --check
 
@@ -171,6 +172,8 @@ class Cli {
     value("--index-heads", a.index_heads, "Hi", "Heads of the indexer");
     value("--chunk-tokens", a.chunk_tokens, "C", "Most rows of a chunk (an eighth of a shard, at most 1024)");
     value("--dtype", a.dtype, "fp32|bf16", "Of inputs and outputs (fp32)");
+    value("--index-dtype", a.index_dtype, "fp32|bf16|e4m3",
+          "Of the indexer's queries and keys (as --dtype); e4m3 has a scale for each row, and each head of a query");
     dsa->add_flag("--deterministic", a.deterministic,
                   "Equal bits from run to run (always so on the host; not of cuda.generic)");
     value("--wire", a.wire, "fp32|bf16", "How gradients of keys travel (fp32)");

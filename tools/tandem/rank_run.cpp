@@ -17,6 +17,7 @@ DsaConfig config_of(const DsaJob& job) {
   config.dim = job.shape.dim;
   config.topk = job.shape.topk;
   config.dtype = job.dtype;
+  config.index_dtype = job.index_dtype;
   config.wire = job.wire;
   config.deterministic = job.deterministic;
   config.loss = IndexerLossKind::sparse;
@@ -87,7 +88,8 @@ InputRows RankRun::make_inputs() const {
   if (device_.kind() == DeviceKind::host) return made;
   InputRows there = made;
   DsaInputs& in = there.inputs;
-  for (Tensor* t : {&in.q, &in.kv, &in.index_q, &in.index_k, &in.index_w, &there.dout}) {
+  for (Tensor* t : {&in.q, &in.kv, &in.index_q, &in.index_k, &in.index_k_scale, &in.index_w, &there.dout}) {
+    if (!t->valid()) continue;
     const Tensor host = *t;
     *t = allocate_like(device_, host, host.size(0));
     stream_.copy(t->data(), host.data(), host.row_bytes() * static_cast<std::size_t>(host.size(0)));

@@ -41,6 +41,11 @@ json errors_json(const CheckResult& check) {
 
 std::string time(double us) { return detail::format_duration(std::chrono::nanoseconds(std::llround(us * 1e3))); }
 
+// As the options call it.
+const char* name_of(DType dtype) {
+  return dtype == DType::f32 ? "fp32" : dtype == DType::f8e4m3 ? "e4m3" : to_string(dtype);
+}
+
 std::string headline(const Report& report) {
   const DsaJob& job = report.job;
   const SequenceLayout& layout = report.layout;
@@ -48,11 +53,13 @@ std::string headline(const Report& report) {
   fmt::format_to(std::back_inserter(text), ", {}; {} document{}, {} rows ({} tokens), {}\n",
                  to_string(layout.partition()), layout.documents(), layout.documents() == 1 ? "" : "s",
                  layout.total_rows(), layout.real_rows(), job.texts.empty() ? "random inputs" : "inputs from text");
-  fmt::format_to(
-      std::back_inserter(text), "model {}: H {}, Hi {}, d {}, K {}, {}{}; kernels {}; chunks of at most {} tokens\n\n",
-      job.model, job.shape.heads, job.shape.index_heads, job.shape.dim, job.shape.topk,
-      job.dtype == DType::bf16 ? "bf16" : "fp32", job.wire == DType::bf16 ? ", gradients of keys travel as bf16" : "",
-      job.kernels, job.plan_options(job.ranks).chunk_tokens);
+  std::string types = name_of(job.dtype);
+  if (job.indexer_dtype() != job.dtype) types += fmt::format(", its indexer {}", name_of(job.indexer_dtype()));
+  fmt::format_to(std::back_inserter(text),
+                 "model {}: H {}, Hi {}, d {}, K {}, {}{}; kernels {}; chunks of at most {} tokens\n\n", job.model,
+                 job.shape.heads, job.shape.index_heads, job.shape.dim, job.shape.topk, types,
+                 job.wire == DType::bf16 ? ", gradients of keys travel as bf16" : "", job.kernels,
+                 job.plan_options(job.ranks).chunk_tokens);
   return text;
 }
 
@@ -104,7 +111,9 @@ void add_check_table(std::string& text, const CheckResult& check) {
 }  // namespace
 
 std::uint64_t gathered_row_bytes(const DsaJob& job) {
-  return static_cast<std::uint64_t>(index_dim + job.shape.dim) * size_of(job.dtype);
+  const std::uint64_t scale = job.indexer_dtype() == DType::f8e4m3 ? sizeof(float) : 0;
+  return static_cast<std::uint64_t>(index_dim) * size_of(job.indexer_dtype()) + scale +
+         static_cast<std::uint64_t>(job.shape.dim) * size_of(job.dtype);
 }
 
 double Report::moved_fraction() const {

@@ -53,6 +53,9 @@ class LossWorker {
     tiles_.start(keys_);
   }
 
+  /// Landed row of the support's i-th key.
+  std::int64_t key(std::int64_t i) const { return keys_.keys[static_cast<std::size_t>(i)]; }
+
   /// Dots of a tile, [heads, stride of the tile]: tiles lie one after another.
   float* tile_dots(std::int64_t first) { return z_.floats(0) + first * heads_; }
 
@@ -63,7 +66,7 @@ class LossWorker {
     z_.floats(padded * heads_);
     float* scores = scores_.floats(padded);
     tiles_.walk([&](std::int64_t first, std::int64_t count, const float* const* rows) {
-      scorer_.set_keys(rows, count);
+      scorer_.set_keys(rows, count, [&](std::int64_t i) { return key(first + i); });
       scorer_.dots(q, heads_, tile_dots(first));
       scorer_.combine(tile_dots(first), entry<float>(in_.index_w, t), scores + first);
     });
@@ -93,7 +96,7 @@ class LossWorker {
     return divergence;
   }
 
-  /// From the scores' gradients through score = sum_h w_h relu(q_h . k).
+  /// From the scores' gradients through score = scale sum_h w_h relu(q_h . k).
   void differentiate_dots(std::int64_t t, float* coefficients) {
     float* dq = dq_.floats(heads_ * index_dim);
     std::fill_n(dq, heads_ * index_dim, 0.0F);
@@ -103,12 +106,15 @@ class LossWorker {
       const std::int64_t stride = (count + panel_keys - 1) / panel_keys * panel_keys;
       float* z = tile_dots(first);
       for (std::int64_t h = 0; h < heads_; ++h)
-        differentiate_head(t, h, scores_.floats(0) + first, count, z + h * stride);
-      micro_.add_product(accumulators_.data(), heads_, z, stride, rows, count, index_dim);
-      if (coefficients == nullptr) return;
-      for (std::int64_t i = 0; i < count; ++i) {
+        differentiate_head(t, h, scores_.floats(0) + first, first, count, z + h * stride);
+      for (std::int64_t i = 0; coefficients != nullptr && i < count; ++i) {
         for (std::int64_t h = 0; h < heads_; ++h) coefficients[(first + i) * heads_ + h] = z[h * stride + i];
       }
+      // So far by the dequantised keys, as d_index_k wants it.
+      for (std::int64_t h = 0; scorer_.scaled() && h < heads_; ++h) {
+        for (std::int64_t i = 0; i < count; ++i) z[h * stride + i] *= scorer_.key_scale(key(first + i));
+      }
+      micro_.add_product(accumulators_.data(), heads_, z, stride, rows, count, index_dim);
     });
     for (std::int64_t h = 0; h < heads_; ++h) {
       if (loss_.d_index_q.valid()) write_row(loss_.d_index_q, t, h, dq + h * index_dim);
@@ -118,13 +124,16 @@ class LossWorker {
     }
   }
 
-  /// Replaces dots z[0, count) of a head by their gradients, and adds to its weight's.
-  void differentiate_head(std::int64_t t, std::int64_t h, const float* d_score, std::int64_t count, float* z) {
+  /// Replaces dots z[0, count) of a head with keys from `first` on by the gradients of the dots with the scaled keys,
+  /// and adds to its weight's.
+  void differentiate_head(std::int64_t t, std::int64_t h, const float* d_score, std::int64_t first, std::int64_t count,
+                          float* z) {
     const float w = entry<float>(in_.index_w, t)[h];
     double& dw = dw_[static_cast<std::size_t>(h)];
     for (std::int64_t i = 0; i < count; ++i) {
       const bool open = !in_.relu || z[i] > 0;
-      dw += open ? static_cast<double>(d_score[i]) * static_cast<double>(z[i]) : 0.0;
+      const double scaled = static_cast<double>(z[i]) * static_cast<double>(scorer_.key_scale(key(first + i)));
+      dw += open ? static_cast<double>(d_score[i]) * scaled : 0.0;
       z[i] = open ? d_score[i] * w : 0.0F;
     }
   }

@@ -129,7 +129,7 @@ class TopkWorker {
     for (std::int64_t j = 0; j < tile.size(); ++j) {
       rows[j] = keys_.row(tile.begin + j, key_rows_.data() + j * index_dim);
     }
-    scorer_.set_keys(rows, tile.size());
+    scorer_.set_keys(rows, tile.size(), [&](std::int64_t j) { return tile.begin + j; });
   }
 
   void score_tile(std::span<const StepRow> rows, RowRange tile) {

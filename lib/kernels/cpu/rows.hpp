@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "device/bf16.hpp"
+#include "device/e4m3.hpp"
 #include "kernels/cpu/micro.hpp"
 #include "tandem/tensor.hpp"
 
@@ -21,13 +22,12 @@ T* entry(const Tensor& t, std::int64_t i, std::int64_t j) {
   return t.data_as<T>() + i * t.stride(0) + j * t.stride(1);
 }
 
-/// Reads rows of a bf16 or f32 tensor as f32: in place if they are that already, else widened into `scratch`.
+/// Reads rows of a bf16, f8e4m3 or f32 tensor as f32: in place if they are that already, else widened into `scratch`.
 class RowReader {
  public:
-  RowReader(const Micro& micro, const Tensor& tensor)
-      : micro_(&micro), tensor_(tensor), bf16_(tensor.dtype() == DType::bf16) {}
+  RowReader(const Micro& micro, const Tensor& tensor) : micro_(&micro), tensor_(tensor), dtype_(tensor.dtype()) {}
 
-  bool in_place() const { return !bf16_; }
+  bool in_place() const { return dtype_ == DType::f32; }
   const float* row(std::int64_t i, float* scratch) const { return read(tensor_.stride(0) * i, scratch); }
   const float* row(std::int64_t i, std::int64_t j, float* scratch) const {
     return read(tensor_.stride(0) * i + tensor_.stride(1) * j, scratch);
@@ -44,14 +44,19 @@ class RowReader {
 
  private:
   const float* read(std::int64_t offset, float* scratch) const {
-    if (!bf16_) return tensor_.data_as<float>() + offset;
-    micro_->widen(tensor_.data_as<std::uint16_t>() + offset, width(), scratch);
+    if (in_place()) return tensor_.data_as<float>() + offset;
+    if (dtype_ == DType::bf16) {
+      micro_->widen(tensor_.data_as<std::uint16_t>() + offset, width(), scratch);
+    } else {
+      std::transform(tensor_.data_as<std::uint8_t>() + offset, tensor_.data_as<std::uint8_t>() + offset + width(),
+                     scratch, e4m3_to_float);
+    }
     return scratch;
   }
 
   const Micro* micro_;
   Tensor tensor_;
-  bool bf16_;
+  DType dtype_;
 };
 
 /// Writes f32 values as row [i, j] of a bf16 or f32 tensor.

@@ -16,7 +16,7 @@ struct LossResults {
 };
 
 LossResults allocate(const Case& c) {
-  return {poisoned(DType::f64, {c.p.rows}), poisoned(c.dtype, {c.p.rows, c.p.index_heads, index_dim}),
+  return {poisoned(DType::f64, {c.p.rows}), poisoned(c.gradient_dtype(), {c.p.rows, c.p.index_heads, index_dim}),
           poisoned(DType::f32, {c.p.rows, c.p.index_heads}), testing::zeros(DType::f32, {c.p.keys, index_dim})};
 }
 
@@ -88,14 +88,14 @@ class LossOnGpu : public KernelsOnGpu {
       EXPECT_NEAR(loss[t], want.loss[t], 2e-5 * want.magnitude[t] + 1e-12) << "row " << t;
     }
     reference::settle_kinks(c.p, {0, c.p.rows}, want, values_of(r.d_index_q));
-    EXPECT_LE(testing::relative_error(r.d_index_q, want.d_index_q), c.dtype == DType::bf16 ? 4e-3 : 2e-5);
+    EXPECT_LE(testing::relative_error(r.d_index_q, want.d_index_q), c.index_dtype == DType::bf16 ? 4e-3 : 2e-5);
     EXPECT_LE(testing::relative_error(r.d_index_w, want.d_index_w), 2e-5);
     EXPECT_LE(testing::relative_error(r.d_index_k, want.d_index_k), 2e-5);
   }
 };
 
 TEST_F(LossOnGpu, MatchesTheReferenceSparseAndDense) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f8e4m3}) {
     for (const std::int64_t heads : {1, 5, 16, 70}) {
       auto rng = test_rng(70 + static_cast<std::uint64_t>(heads));
       const std::int64_t rows = heads > 16 ? 9 : 30;

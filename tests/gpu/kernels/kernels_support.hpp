@@ -76,7 +76,7 @@ class KernelsOnGpu : public GpuTest {
   /// The problem's inputs on the GPU; its spans still are the case's.
   Case on_gpu(const Case& c) const {
     Case g = c;
-    for (Tensor* t : {&g.q, &g.kv, &g.sink, &g.dout, &g.index_q, &g.index_w, &g.index_k}) *t = up(*t);
+    for (Tensor* t : {&g.q, &g.kv, &g.sink, &g.dout, &g.index_q, &g.index_w, &g.index_k, &g.index_k_scale}) *t = up(*t);
     return g;
   }
   IndexerInputs indexer(const Case& g) const {

@@ -76,6 +76,7 @@ void make_exact(std::mt19937_64& rng, Case& c) {
   for (float& x : c.p.index_q) x = draw();
   for (float& x : c.p.index_k) x = draw();
   for (float& x : c.p.index_w) x = draw() / 4;
+  for (float& x : c.p.index_k_scale) x = std::ldexp(1.0F, static_cast<int>(rng() % 3) - 1);
   c.refresh();
 }
 
@@ -100,7 +101,7 @@ Case case_with_scores(std::int64_t rows, std::int64_t topk, const std::vector<fl
 }
 
 TEST_F(TopkOnGpu, ExactScoresGiveTheCpusListsWhateverTheSteps) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f8e4m3}) {
     for (const auto& [heads, topk] : {std::pair{1, 1}, {2, 7}, {3, 64}, {16, 130}, {70, 33}}) {
       auto rng = test_rng(20 + static_cast<std::uint64_t>(heads));
       const std::int64_t rows = heads > 16 ? 20 : 60;
@@ -145,6 +146,47 @@ TEST_F(TopkOnGpu, ScoresOfEveryShapeGiveTheCpusLists) {
   }
 }
 
+/// The first column of row t of the queries is code t, that of key j code j; of half of the keys others are set, too.
+TEST_F(TopkOnGpu, EveryE4m3CodeGivesTheCpusLists) {
+  auto rng = test_rng(12);
+  Case c = testing::make_case(rng, {.rows = 256, .keys = 256, .heads = 1, .index_heads = 1, .dim = 16, .topk = 100},
+                              DType::f8e4m3);
+  c.p.relu = false;
+  std::fill(c.p.begin.begin(), c.p.begin.end(), 0);
+  std::fill(c.p.end.begin(), c.p.end.end(), c.p.keys);
+  std::fill(c.p.index_w.begin(), c.p.index_w.end(), 0.5F);
+  c.refresh();
+  std::memset(c.index_q.data(), 0, bytes_in(c.index_q));
+  std::memset(c.index_k.data(), 0, bytes_in(c.index_k));
+  for (std::int64_t i = 0; i < 256; ++i) {
+    auto* const q = c.index_q.data_as<std::uint8_t>() + i * index_dim;
+    auto* const k = c.index_k.data_as<std::uint8_t>() + i * index_dim;
+    q[0] = k[0] = static_cast<std::uint8_t>(i);
+    q[1 + i % 127] = 0x38;  // 1
+    for (std::int64_t column = 1; i % 2 == 1 && column < index_dim; ++column) k[column] = 0x01;
+  }
+  const TopkLists wanted = run_on_cpu(c);
+  EXPECT_GT(*wanted.nan_count.data_as<std::int64_t>(), 0);
+  expect_same(run_whole(c), wanted);
+}
+
+TEST_F(TopkOnGpu, ScalesOfE4m3KeysMultiplyTheirScores) {
+  auto rng = test_rng(13);
+  for (const bool column : {false, true}) {
+    Case c = testing::make_case(rng, {.rows = 40, .keys = 600, .heads = 1, .index_heads = 2, .dim = 16, .topk = 30},
+                                DType::f8e4m3);
+    make_exact(rng, c);
+    const float special[] = {NAN, inf, -inf, 0, -0.0F, -3, 0x1p-140F, 1e38F};
+    for (std::size_t key = 0; key < c.p.index_k_scale.size(); key += 3) c.p.index_k_scale[key] = special[key / 3 % 8];
+    c.refresh();
+    if (column) c.index_k_scale = testing::from_floats(DType::f32, {c.p.keys, 1}, c.p.index_k_scale);
+    const TopkLists wanted = run_on_cpu(c);
+    const Case g = on_gpu(c);
+    expect_same(run(g, {whole_step(c)}), wanted);
+    expect_same(run(g, random_steps(rng, c)), wanted);
+  }
+}
+
 TEST_F(TopkOnGpu, RowsThatSeeAtMostKTakeAllWithoutScoring) {
   Case c = case_with_scores(5, 5, std::vector<float>(9, NAN));
   c.p.begin = {0, 2, 3, 4, 9};
@@ -155,7 +197,7 @@ TEST_F(TopkOnGpu, RowsThatSeeAtMostKTakeAllWithoutScoring) {
 TEST_F(TopkOnGpu, RandomScoresDifferFromTheReferenceInNearTiesOnly) {
   int near_ties = 0;
   std::int64_t scored = 0;
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f8e4m3}) {
     for (const std::int64_t heads : {1, 5, 40}) {
       auto rng = test_rng(30 + static_cast<std::uint64_t>(heads));
       const Case c = testing::make_case(
@@ -171,7 +213,7 @@ TEST_F(TopkOnGpu, RandomScoresDifferFromTheReferenceInNearTiesOnly) {
     }
   }
   std::printf("%d of %lld rows differ in near ties\n", near_ties, static_cast<long long>(scored));
-  EXPECT_LE(near_ties, 6);
+  EXPECT_LE(near_ties, 9);
 }
 
 TEST_F(TopkOnGpu, LargeKAndManyKeys) {
@@ -190,7 +232,7 @@ TEST_F(TopkOnGpu, LargeKAndManyKeys) {
 }
 
 TEST_F(TopkOnGpu, RowsMayLieApartAndUnaligned) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f8e4m3}) {
     auto rng = test_rng(33);
     const Case c =
         testing::make_case(rng, {.rows = 30, .keys = 90, .heads = 1, .index_heads = 3, .dim = 16, .topk = 10}, dtype);
@@ -248,6 +290,9 @@ TEST_F(TopkOnGpu, RejectsWhatItCannotDo) {
   bad = good;
   bad.index_w = {};
   EXPECT_THAT(message(bad, stream_), ::testing::HasSubstr("index_w: "));
+  bad = good;
+  bad.index_k_scale = up(testing::zeros(DType::f32, {20}));
+  EXPECT_THAT(message(bad, stream_), ::testing::HasSubstr("index_k_scale: given, but index_k is f32"));
   EXPECT_THROW(cuda_kernels(*cpu_device_), Error);
   Case wide = testing::make_case(rng, {.rows = 1, .keys = 20, .heads = 1, .dim = 16, .topk = 8193}, DType::f32);
   const IndexerStep step = whole_step(wide);

@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "device/bf16.hpp"
+#include "device/e4m3.hpp"
 #include "tandem/dsa.hpp"
 #include "unit/dsa/run.hpp"
 
@@ -28,18 +29,20 @@ Device gpu_of(int rank) { return Device::cuda(rank % std::max(1, Device::cuda_co
 struct Choices {
   explicit Choices(const Arguments& a)
       : dtype(a.number("bf16", 0) != 0 ? DType::bf16 : DType::f32),
+        index_dtype(a.number("e4m3", 0) != 0 ? DType::f8e4m3 : dtype),
         wire(a.number("wire16", 0) != 0 ? DType::bf16 : DType::f32),
         loss(static_cast<IndexerLossKind>(a.number("loss", 1))),
         keep(a.number("keep", 1) != 0),
         lists(a.number("lists", 0) != 0) {}
-  DType dtype, wire;
+  DType dtype, index_dtype, wire;
   IndexerLossKind loss;
   bool keep, lists;
 };
 
 /// Equal on all ranks. Packed documents with pads, an empty one among them.
 Problem make_problem(std::mt19937_64& rng, const Choices& choices) {
-  Problem p = testing::make_problem(rng, {90, 0, 1, 61}, 3, {.heads = 18, .index_heads = 3, .topk = 21}, choices.dtype);
+  Problem p = testing::make_problem(rng, {90, 0, 1, 61}, 3, {.heads = 18, .index_heads = 3, .topk = 21}, choices.dtype,
+                                    choices.index_dtype);
   if (!choices.lists) return p;
   for (std::int64_t i = 0; i < p.global.rows * p.global.topk; ++i)
     p.lists.push_back(static_cast<std::int32_t>(rng() % static_cast<std::uint64_t>(p.global.rows + 3)) - 2);
@@ -54,7 +57,7 @@ class Shard {
 
   template <class T>
   void fill(const Plan& plan, const std::vector<T>& global, const Stream& stream) const {
-    const std::int64_t n = tensor.row_elements();
+    const std::int64_t n = tensor.dims() == 1 ? 1 : tensor.row_elements();
     std::vector<std::byte> bytes(static_cast<std::size_t>(tensor.elements()) * size_of(tensor.dtype()));
     for (std::int64_t i = 0; i < plan.rows(); ++i) {
       const T* from = global.data() + plan.layout().global_position(plan.rank(), i) * n;
@@ -63,6 +66,8 @@ class Shard {
         if (tensor.dtype() == DType::bf16) {
           const std::uint16_t word = detail::bf16_from_float(static_cast<float>(from[e]));
           std::memcpy(to, &word, sizeof(word));
+        } else if (tensor.dtype() == DType::f8e4m3) {
+          *to = std::byte{detail::e4m3_from_float(static_cast<float>(from[e]))};
         } else {
           std::memcpy(to, from + e, sizeof(T));
         }
@@ -97,9 +102,10 @@ class Rank {
     if (lists_) {
       in_.indices = add(DType::i32, {s, g.topk});
     } else {
-      in_.index_q = add(choices.dtype, {s, g.index_heads, index_dim});
-      in_.index_k = add(choices.dtype, {s, index_dim});
+      in_.index_q = add(choices.index_dtype, {s, g.index_heads, index_dim});
+      in_.index_k = add(choices.index_dtype, {s, index_dim});
       in_.index_w = add(DType::f32, {s, g.index_heads});
+      if (choices.index_dtype == DType::f8e4m3) in_.index_k_scale = add(DType::f32, {s});
     }
     in_.sink = Tensor::allocate(comm.device(), DType::f32, {g.heads});
     set(problem);
@@ -116,6 +122,7 @@ class Rank {
       shards_[3].fill(plan_, g.index_q, stream_);
       shards_[4].fill(plan_, g.index_k, stream_);
       shards_[5].fill(plan_, g.index_w, stream_);
+      if (in_.index_k_scale.valid()) shards_[6].fill(plan_, g.index_k_scale, stream_);
     }
     stream_.copy(in_.sink.data(), g.sink.data(), g.sink.size() * sizeof(float));
     stream_.synchronize(soon());
@@ -177,6 +184,7 @@ class Rank {
     c.topk = problem.global.topk;
     c.scale = static_cast<float>(problem.global.scale);
     c.dtype = choices.dtype;
+    c.index_dtype = choices.index_dtype;
     c.wire = choices.wire;
     c.loss = choices.loss;
     c.keep_landed = choices.keep;

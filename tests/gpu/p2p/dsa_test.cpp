@@ -22,7 +22,8 @@ TEST_F(CudaDsa, IsRightAndTheSameOnAnyNumberOfRanks) {
 }
 
 TEST_F(CudaDsa, OptionsOfTheOperator) {
-  for (const char* options : {"loss=2", "loss=0 lists=1", "keep=0", "bf16=1 wire16=1 loss=2 keep=0"})
+  for (const char* options :
+       {"loss=2", "loss=0 lists=1", "keep=0", "bf16=1 wire16=1 loss=2 keep=0", "e4m3=1", "e4m3=1 bf16=1 loss=2 keep=0"})
     expect_success(2, "dsa", seed_ + " " + options);
 }
 
@@ -32,7 +33,7 @@ TEST_F(CudaDsa, OneHardwareQueueIsEnough) {
 
 TEST_F(CudaDsa, CapturedOnceReplayedWithNewInputsEqualsEager) {
   expect_success(1, "dsa_captured", seed_);
-  for (const char* options : {"", " bf16=1 loss=2 keep=0", " loss=0 lists=1"})
+  for (const char* options : {"", " bf16=1 loss=2 keep=0", " loss=0 lists=1", " e4m3=1 bf16=1"})
     expect_success(2, "dsa_captured", seed_ + options);
   expect_success(3, "dsa_captured", seed_);
 }

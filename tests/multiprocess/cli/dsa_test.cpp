@@ -135,6 +135,20 @@ TEST(DsaRun, Bf16AndItsWire) {
   good_run({"--ranks", "2", "--wire", "bf16", "--seq-len", "90"});
 }
 
+TEST(DsaRun, E4m3Indexer) {
+  const json report = good_run({"--ranks", "4", "--layout", "contiguous", "--seq-len", "128", "--index-dtype", "e4m3"});
+  expect_fp32_errors(report);
+  const std::int64_t row = 132 + 576 * 4;
+  EXPECT_EQ(report["gathered_bytes"], json::array({0, 32 * row, 64 * row, 96 * row}));
+  EXPECT_DOUBLE_EQ(report["moved_fraction"].get<double>(), 0.5);
+  const json again =
+      good_run({"--ranks", "2", "--docs", "90,0,31", "--pad-to", "93", "--dtype", "bf16", "--index-dtype", "e4m3"});
+  EXPECT_EQ(again["check"]["dead_row_faults"], 0);
+  good_run({"--ranks", "2", "--seq-len", "60", "--index-dtype", "bf16"});
+  const Ended text = run_tandem(dsa({"--ranks", "1", "--seq-len", "20", "--index-dtype", "e4m3"}));
+  EXPECT_THAT(text.out, HasSubstr("fp32, its indexer e4m3;"));
+}
+
 TEST(DsaRun, ChunkSizeAndSeedAndDeterminism) {
   const json a = good_run({"--ranks", "2", "--seq-len", "80", "--chunk-tokens", "1", "--deterministic"});
   const json b = good_run({"--ranks", "2", "--seq-len", "80", "--chunk-tokens", "64"});

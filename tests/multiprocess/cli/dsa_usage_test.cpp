@@ -45,6 +45,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{{"--chunk-tokens", "0"}, "--chunk-tokens: 0 is too small"},
         Bad{{"--model", "gpt"}, "--model: 'gpt' is unknown; it is one of tiny, deepseek-v3.2, glm-5"},
         Bad{{"--layout", "striped"}, "one of contiguous, zigzag"}, Bad{{"--dtype", "fp8"}, "one of fp32, bf16"},
+        Bad{{"--index-dtype", "fp8"}, "--index-dtype: 'fp8' is unknown; it is one of fp32, bf16, e4m3"},
         Bad{{"--wire", "int8"}, "one of fp32, bf16"}, Bad{{"--transport", "pigeon"}, "one of tcp, loopback"},
         Bad{{"--device", "tpu"}, "--device: 'tpu' is unknown; it is one of host, cuda"},
         Bad{{"--kernels", "fast"}, "--kernels: 'fast' is unknown; it is one of cpu, cuda.generic"},

@@ -141,6 +141,49 @@ TEST_P(Inputs, Bf16IsTheRoundedFp32) {
     for (std::size_t i = 0; i < x.size(); ++i) ASSERT_LE(std::fabs(x[i] - y[i]), std::fabs(x[i]) * 0x1p-8);
   }
 }
+// q . k as scaled is that of the fp32 inputs, up to the rounding of both.
+TEST_P(Inputs, E4m3IsTheScaledAndRoundedFp32) {
+  const DsaJob j = job();
+  DsaJob coded = j;
+  coded.index_dtype = DType::f8e4m3;
+  coded.pad_to = 60;
+  const SequenceLayout layout = j.layout(1);
+  const InputRows a = rows_of(j, layout, {{0, 40}});
+  const InputRows b = rows_of(coded, coded.layout(1), {{0, 40}});
+  EXPECT_FALSE(a.inputs.index_k_scale.valid());
+  EXPECT_EQ(b.inputs.index_q.dtype(), DType::f8e4m3);
+  EXPECT_EQ(b.inputs.index_k.dtype(), DType::f8e4m3);
+  const auto largest = [](const std::vector<double>& values, std::size_t begin) {
+    double most = 0;
+    for (std::size_t i = begin; i < begin + 128; ++i) most = std::max(most, std::fabs(values[i]));
+    return most;
+  };
+  const auto expect_near = [&](const std::vector<double>& codes, const std::vector<double>& want, std::size_t begin,
+                               double scale) {
+    EXPECT_EQ(largest(codes, begin), 448);
+    for (std::size_t i = begin; i < begin + 128; ++i) {
+      // 4 significant bits; below 2^-6 steps of 2^-9.
+      const double step = std::max(std::fabs(want[i]) * 0x1p-4, scale * 0x1p-10);
+      ASSERT_LE(std::fabs(codes[i] * scale - want[i]), 1.001 * step);
+    }
+  };
+  for (std::int64_t row = 0; row < 40; ++row) {
+    EXPECT_TRUE(same_row(a.inputs.kv, row, b.inputs.kv, row));
+    const std::vector<double> k = decode_row(a.inputs.index_k, row);
+    expect_near(decode_row(b.inputs.index_k, row), k, 0, decode_row(b.inputs.index_k_scale, row)[0]);
+    const std::vector<double> q = decode_row(a.inputs.index_q, row);
+    const std::vector<double> w = decode_row(a.inputs.index_w, row);
+    const std::vector<double> scaled_w = decode_row(b.inputs.index_w, row);
+    for (std::size_t h = 0; h < w.size(); ++h) {
+      const double scale = largest(q, 128 * h) / 448;
+      EXPECT_NEAR(scaled_w[h], w[h] * scale, 1e-6 * std::fabs(w[h] * scale));
+      expect_near(decode_row(b.inputs.index_q, row), q, 128 * h, scale);
+    }
+  }
+  const InputRows pad = rows_of(coded, coded.layout(1), {{58, 59}});
+  EXPECT_TRUE(std::isnan(decode_row(pad.inputs.index_k_scale, 0)[0]));
+  EXPECT_TRUE(std::isnan(decode_row(pad.inputs.index_k, 0)[5]));
+}
 INSTANTIATE_TEST_SUITE_P(NoiseAndText, Inputs, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "text" : "noise"; });
 

@@ -16,6 +16,11 @@ namespace tandem::reference::detail {
 
 inline std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
+/// 1 without scales.
+inline double key_scale(const Problem& p, std::int64_t key) {
+  return p.index_k_scale.empty() ? 1.0 : static_cast<double>(p.index_k_scale[at(key)]);
+}
+
 /// a . b in eight interleaved sums, which compilers turn into vector instructions. All widths are multiples of 8.
 template <class A, class B>
 double dot(const A* a, const B* b, std::int64_t n) {

@@ -20,6 +20,19 @@ std::vector<float> decode_bf16(std::span<const std::uint16_t> bits) {
   return values;
 }
 
+std::vector<float> decode_e4m3(std::span<const std::uint8_t> bits) {
+  std::vector<float> values;
+  for (const std::uint8_t code : bits) {
+    // 1 sign, 4 exponent, 3 fraction; bias 7; S.1111.111 is NaN.
+    const int exponent = (code >> 3) & 15;
+    const int fraction = code & 7;
+    const double magnitude = exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
+    const double value = exponent == 15 && fraction == 7 ? std::numeric_limits<double>::quiet_NaN() : magnitude;
+    values.push_back(static_cast<float>((code & 128) != 0 ? -value : value));
+  }
+  return values;
+}
+
 std::vector<double> scores(const Problem& p, std::int64_t row) {
   std::vector<double> result;
   for (std::int64_t key = p.begin[at(row)]; key < p.end[at(row)]; ++key) {
@@ -29,7 +42,7 @@ std::vector<double> scores(const Problem& p, std::int64_t row) {
       if (p.relu && z < 0) z = 0;
       score += static_cast<double>(p.index_w[at(row * p.index_heads + h)]) * z;
     }
-    result.push_back(score);
+    result.push_back(key_scale(p, key) * score);
   }
   return result;
 }
@@ -75,8 +88,9 @@ double score_bound(const Problem& p, std::int64_t row, std::int64_t key) {
     }
     magnitude += std::fabs(static_cast<double>(p.index_w[at(row * p.index_heads + h)])) * sum;
   }
-  const double nu = static_cast<double>(index_dim + p.index_heads + 2) * 0x1p-24;
-  return nu / (1 - nu) * magnitude;
+  const std::int64_t roundings = index_dim + p.index_heads + (p.index_k_scale.empty() ? 2 : 3);
+  const double nu = static_cast<double>(roundings) * 0x1p-24;
+  return nu / (1 - nu) * magnitude * std::fabs(key_scale(p, key));
 }
 
 SetVerdict compare_topk(const Problem& p, std::int64_t row, std::span<const std::int64_t> selected) {

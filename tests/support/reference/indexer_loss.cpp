@@ -46,6 +46,7 @@ struct RowLoss {
         z[at(h * count + i)] = x;
         s[at(i)] += weight(h) * (p.relu && x < 0 ? 0.0 : x);
       }
+      s[at(i)] *= key_scale(p, keys[at(i)]);
     }
     return s;
   }
@@ -98,9 +99,10 @@ struct RowLoss {
       for (std::int64_t h = 0; h < p.index_heads; ++h) {
         const double x = z[at(h * count + i)];
         if (!passes(x)) continue;
-        const double dz = d_score[at(i)] * weight(h);
-        dw[h] += d_score[at(i)] * x;
-        add_scaled(dq + h * index_dim, dz, key, index_dim);
+        const double scale = key_scale(p, keys[at(i)]);
+        const double dz = d_score[at(i)] * weight(h);  // by the scaled key's dot
+        dw[h] += d_score[at(i)] * scale * x;
+        add_scaled(dq + h * index_dim, dz * scale, key, index_dim);
         add_scaled(dkey.data(), dz, &p.index_q[at((row * p.index_heads + h) * index_dim)], index_dim);
       }
       dk.add(keys[at(i)], dkey.data());

@@ -10,11 +10,11 @@ using namespace detail;
 namespace {
 
 /// By how much |got - want|^2 shrinks on the other side of a kink.
-double gain(const Kink& kink, const float* key, const double* got, const double* want) {
+double gain(const Kink& kink, const float* key, double scale, const double* got, const double* want) {
   double along = 0;
   double size = 0;
   for (std::int64_t c = 0; c < index_dim; ++c) {
-    const double k = key[c];
+    const double k = scale * static_cast<double>(key[c]);
     along += (got[c] - want[c]) * k;
     size += k * k;
   }
@@ -33,7 +33,9 @@ std::int64_t settle_vector(const Problem& p, Portion portion, IndexerLoss& loss,
     std::size_t best = 0;
     double most = 0;
     for (std::size_t i = 0; i < kinks.size(); ++i) {
-      const double g = gain(kinks[i], &p.index_k[at(kinks[i].key * index_dim)], got + vector * index_dim, want);
+      const std::int64_t key = kinks[i].key;
+      const double g =
+          gain(kinks[i], &p.index_k[at(key * index_dim)], key_scale(p, key), got + vector * index_dim, want);
       if (g > most) {
         most = g;
         best = i;
@@ -41,7 +43,7 @@ std::int64_t settle_vector(const Problem& p, Portion portion, IndexerLoss& loss,
     }
     if (most <= 0) break;
     Kink& kink = kinks[best];
-    add_scaled(want, kink.jump, &p.index_k[at(kink.key * index_dim)], index_dim);
+    add_scaled(want, kink.jump * key_scale(p, kink.key), &p.index_k[at(kink.key * index_dim)], index_dim);
     add_scaled(&loss.d_index_k[at(kink.key * index_dim)], kink.jump, q, index_dim);
     kink.jump = -kink.jump;
     turned[best] ^= 1;

@@ -29,11 +29,13 @@ struct Problem {
   std::vector<float> index_q;            ///< [rows, index_heads, index_dim]
   std::vector<float> index_w;            ///< [rows, index_heads]
   std::vector<float> index_k;            ///< [keys, index_dim]
+  std::vector<float> index_k_scale;      ///< [keys]: scores are multiplied by them; or empty
   double loss_scale = 1;                 ///< usually 1 / real rows
   double upstream = 1;                   ///< gradient of the caller's loss by the indexer loss
 };
 
 std::vector<float> decode_bf16(std::span<const std::uint16_t> bits);
+std::vector<float> decode_e4m3(std::span<const std::uint8_t> bits);
 
 /// Rows [begin, end) that a call computes: callers with much data go through it in portions.
 struct Portion {
@@ -58,7 +60,7 @@ Lists topk_lists(const Problem& p);
 
 /// How far from its float64 value an fp32 score may lie, in whatever order it was summed: gamma(index_dim + Hi + 2) *
 /// sum_h |w_h| sum_c |q_hc| |k_c| with gamma(n) = n u / (1 - n u), u = 2^-24 (Higham, Accuracy and Stability,
-/// section 3.1).
+/// section 3.1); times the key's scale, and gamma of one more, if there are scales.
 double score_bound(const Problem& p, std::int64_t row, std::int64_t key);
 
 enum class SetVerdict {
@@ -90,7 +92,9 @@ struct Kink {
   std::int64_t row = 0;  ///< in the portion
   std::int64_t head = 0;
   std::int64_t key = 0;
-  double jump = 0;  ///< on the other side d_index_q[row, head] is greater by jump * k, d_index_k[key] by jump * q_h
+  /// On the other side d_index_q[row, head] is greater by jump * k (k times its scale, if it has one), d_index_k[key]
+  /// by jump * q_h.
+  double jump = 0;
 };
 
 struct IndexerLoss {
@@ -98,7 +102,7 @@ struct IndexerLoss {
   std::vector<double> magnitude;  ///< [portion], sum of the magnitudes of the terms of each loss
   std::vector<double> d_index_q;  ///< [portion, index_heads, index_dim]
   std::vector<double> d_index_w;  ///< [portion, index_heads]
-  std::vector<double> d_index_k;  ///< [keys, index_dim], of the portion's rows
+  std::vector<double> d_index_k;  ///< [keys, index_dim], of the portion's rows; by k times its scale
   std::vector<Kink> kinks;        ///< by row, then by head
 };
 /// KL(target || softmax(score)) over the lists, or over all that a row sees if `lists` is null. The target is computed

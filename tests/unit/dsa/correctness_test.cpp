@@ -137,6 +137,76 @@ TEST(Options, Bf16IsAtMostTwiceAsFarOffAsUnsharded) {
   }
 }
 
+TEST(Options, E4m3IndexerInputs) {
+  auto rng = testing::test_rng(55);
+  const Problem problem = make_problem(rng, {40, 0, 21}, 1, {}, DType::f32, DType::f8e4m3);
+  for (const IndexerLossKind loss : {IndexerLossKind::sparse, IndexerLossKind::dense, IndexerLossKind::none}) {
+    RunOptions options;
+    options.cluster.ranks = 1;
+    options.loss = loss;
+    const Results alone = run(problem, options);
+    for (const int ranks : {1, 2, 4}) {
+      for (const char* transport : {"loopback", "stream", "staged:tcp"}) {
+        options.cluster.ranks = ranks;
+        options.cluster.transport = transport;
+        options.keep_landed = ranks != 4;
+        SCOPED_TRACE(::testing::Message() << ranks << " ranks over " << transport);
+        const Results results = run(problem, options);
+        if (HasFailure()) return;
+        EXPECT_EQ(results.indices, alone.indices);
+        EXPECT_EQ(results.out, alone.out);
+        EXPECT_EQ(results.loss, alone.loss);
+        EXPECT_EQ(results.d_index_q, alone.d_index_q);
+        EXPECT_EQ(results.d_index_w, alone.d_index_w);
+        EXPECT_EQ(mismatches(problem, results), 0);
+        expect_rows_without_keys_are_dead(problem, results);
+        EXPECT_LE(testing::compare(problem, results, loss, options.dloss).worst(), 2e-5);
+      }
+    }
+  }
+}
+
+// What is exact as e4m3 and as bf16 selects the same keys and has the same gradients.
+TEST(Options, ExactE4m3IndexerInputsAreThoseOfAnyType) {
+  auto rng = testing::test_rng(56);
+  Problem coded = make_problem(rng, {33, 20}, 0, {}, DType::f32, DType::f8e4m3);
+  std::fill(coded.global.index_k_scale.begin(), coded.global.index_k_scale.end(), 1.0F);
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    Problem plain = coded;
+    plain.index_dtype = dtype;
+    plain.global.index_k_scale.clear();
+    RunOptions options;
+    options.cluster.ranks = 2;
+    Results a = run(coded, options);
+    Results b = run(plain, options);
+    EXPECT_LT(b.gathered_bytes, 53U * 4 * (576 + 128));
+    if (dtype == DType::bf16) b.d_index_q = a.d_index_q;  // which is rounded
+    a.gathered_bytes = b.gathered_bytes = 0;
+    EXPECT_TRUE(a == b) << to_string(dtype);
+  }
+}
+
+TEST(Options, RanksMustAgreeOnTheTypeOfIndexerInputs) {
+  testing::ClusterOptions cluster;
+  cluster.ranks = 2;
+  testing::run_cluster(cluster, [](Communicator& comm) {
+    const std::vector<std::int64_t> cu{0, 8};
+    const Plan plan(SequenceLayout::zigzag(cu, 2), comm.rank());
+    DsaConfig config;
+    if (comm.rank() == 1) config.index_dtype = DType::f8e4m3;
+    DsaAttention attention(comm, cpu_kernels(), config);
+    try {
+      attention.prepare(plan);
+      ADD_FAILURE() << "prepared";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::version_mismatch);
+      const std::string text = e.what();
+      EXPECT_NE(text.find("index_k bf16[128]"), std::string::npos) << text;
+      EXPECT_NE(text.find("index_k_scale f32[1] over f32, index_k f8e4m3[128]"), std::string::npos) << text;
+    }
+  });
+}
+
 TEST(Options, DroppingLandedRowsChangesNothing) {
   auto rng = testing::test_rng(51);
   const Problem problem = make_problem(rng, {33, 12}, 0, {}, DType::f32);
@@ -248,6 +318,26 @@ TEST(Options, WrongInputsAreNamed) {
     bad = config;
     bad.dim = 100;
     EXPECT_TRUE(names(message(bad, [](DsaInputs&) {}), "dim = 100"));
+    bad = config;
+    bad.index_dtype = DType::u8;
+    EXPECT_TRUE(names(message(bad, [](DsaInputs&) {}), "index dtype u8; bf16, f32 or f8e4m3"));
+    const Tensor scale = Tensor::allocate(comm.device(), DType::f32, {8});
+    EXPECT_TRUE(names(message(config, [&](DsaInputs& in) { in.index_k_scale = scale; }),
+                      "index_k_scale: given, but the index dtype is f32"));
+    DsaConfig coded = config;
+    coded.index_dtype = DType::f8e4m3;
+    EXPECT_TRUE(names(message(coded, [](DsaInputs&) {}), "index_q: expected f8e4m3 [8, 2, 128]"));
+    const auto as_codes = [&](DsaInputs& in) {
+      in.index_q = Tensor::allocate(comm.device(), DType::f8e4m3, {8, 2, 128});
+      in.index_k = Tensor::allocate(comm.device(), DType::f8e4m3, {8, 128});
+    };
+    EXPECT_TRUE(names(message(coded, as_codes), "index_k_scale: expected f32 [8] with dense rows, got no tensor"));
+    EXPECT_TRUE(names(message(coded,
+                              [&](DsaInputs& in) {
+                                as_codes(in);
+                                in.index_k_scale = scale.rows(0, 7);
+                              }),
+                      "index_k_scale: expected f32 [8] with dense rows, got f32 [7]"));
     stream.synchronize(testing::soon());
   });
 }

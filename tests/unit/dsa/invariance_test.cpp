@@ -17,15 +17,18 @@ using testing::Results;
 using testing::run;
 using testing::RunOptions;
 
-Problem problem_for(std::uint64_t stream, DType dtype) {
+Problem problem_for(std::uint64_t stream, DType dtype, std::optional<DType> index_dtype = {}) {
   auto rng = testing::test_rng(stream);
-  return make_problem(rng, {37, 0, 5, 29}, 1, {}, dtype);
+  return make_problem(rng, {37, 0, 5, 29}, 1, {}, dtype, index_dtype);
 }
 
 // Lists, out and lse of a row depend on nothing but the row.
 TEST(Invariance, ForwardIsTheSameBitForBitHoweverItIsCutUp) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
-    const Problem problem = problem_for(60, dtype);
+  const std::pair<DType, DType> types[] = {
+      {DType::f32, DType::f32}, {DType::bf16, DType::bf16}, {DType::bf16, DType::f8e4m3}};
+  for (const auto& [dtype, index_dtype] : types) {
+    SCOPED_TRACE(to_string(index_dtype));
+    const Problem problem = problem_for(60, dtype, index_dtype);
     RunOptions options;
     options.cluster.ranks = 1;
     const Results alone = run(problem, options);
@@ -176,6 +179,9 @@ TEST(Bytes, OnlyNeededRowsMove) {
     EXPECT_EQ(run(one, options).gathered_bytes, row * 64 * 3 / 2);
   }
   EXPECT_EQ(delivered.load(), row * 64 * 3 / 2);
+  // An e4m3 key and its scale are 132 bytes.
+  const Problem coded = make_problem(rng, {64}, 0, {2, 2, 576, 8, false}, DType::bf16, DType::f8e4m3);
+  EXPECT_EQ(run(coded, options).gathered_bytes, (2 * 576 + 132) * 64U * 3 / 2);
   const Problem packed = make_problem(rng, {16, 16, 7, 9, 16}, 0, {2, 2, 576, 8, false}, DType::f32);
   EXPECT_EQ(run(packed, options).gathered_bytes, 0U);
 }

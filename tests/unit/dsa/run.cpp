@@ -12,22 +12,25 @@
 #include <thread>
 
 #include "device/bf16.hpp"
+#include "device/e4m3.hpp"
 #include "tandem/kernels.hpp"
 
 namespace tandem::testing {
 
 namespace {
 
-// Rows of a global array that a rank holds, as a tensor of the problem's dtype.
+// Rows of a global array that a rank holds, as a tensor.
 Tensor shard(const Communicator& comm, const Plan& plan, const std::vector<float>& global,
              std::initializer_list<std::int64_t> shape, DType dtype) {
   Tensor t = Tensor::allocate(comm.device(), dtype, shape);
-  const std::int64_t n = t.row_elements();
+  const std::int64_t n = t.dims() == 1 ? 1 : t.row_elements();
   for (std::int64_t i = 0; i < plan.rows(); ++i) {
     const float* from = global.data() + plan.layout().global_position(plan.rank(), i) * n;
     for (std::int64_t e = 0; e < n; ++e) {
       if (dtype == DType::bf16) {
         t.data_as<std::uint16_t>()[i * n + e] = detail::bf16_from_float(from[e]);
+      } else if (dtype == DType::f8e4m3) {
+        t.data_as<std::uint8_t>()[i * n + e] = detail::e4m3_from_float(from[e]);
       } else {
         t.data_as<float>()[i * n + e] = from[e];
       }
@@ -80,8 +83,9 @@ DsaInputs inputs_of(const Communicator& comm, const Plan& plan, const Problem& p
   in.q = shard(comm, plan, g.q, {s, g.heads, g.dim}, p.dtype);
   in.kv = shard(comm, plan, g.kv, {s, g.dim}, p.dtype);
   if (p.lists.empty()) {
-    in.index_q = shard(comm, plan, g.index_q, {s, g.index_heads, index_dim}, p.dtype);
-    in.index_k = shard(comm, plan, g.index_k, {s, index_dim}, p.dtype);
+    in.index_q = shard(comm, plan, g.index_q, {s, g.index_heads, index_dim}, p.index_dtype);
+    in.index_k = shard(comm, plan, g.index_k, {s, index_dim}, p.index_dtype);
+    if (!g.index_k_scale.empty()) in.index_k_scale = shard(comm, plan, g.index_k_scale, {s}, DType::f32);
     in.index_w = shard(comm, plan, g.index_w, {s, g.index_heads}, DType::f32);
   } else {
     in.indices = Tensor::allocate(comm.device(), DType::i32, {s, g.topk});
@@ -119,6 +123,7 @@ void run_rank(Communicator& comm, const Problem& p, const RunOptions& o, Results
   config.topk = g.topk;
   config.scale = static_cast<float>(g.scale);
   config.dtype = p.dtype;
+  if (p.index_dtype != p.dtype) config.index_dtype = p.index_dtype;
   config.wire = o.wire;
   config.loss = o.loss;
   config.keep_landed = o.keep_landed;
@@ -173,9 +178,10 @@ void run_rank(Communicator& comm, const Problem& p, const RunOptions& o, Results
 }  // namespace
 
 Problem make_problem(std::mt19937_64& rng, const std::vector<std::int64_t>& lengths, std::int64_t pad,
-                     const Shape& shape, DType dtype) {
+                     const Shape& shape, DType dtype, std::optional<DType> index_dtype) {
   Problem p;
   p.dtype = dtype;
+  p.index_dtype = index_dtype.value_or(dtype);
   p.cu = p.padded = {0};
   auto& g = p.global;
   for (const std::int64_t length : lengths) {
@@ -194,24 +200,30 @@ Problem make_problem(std::mt19937_64& rng, const std::vector<std::int64_t>& leng
   g.scale = static_cast<double>(1.0F / std::sqrt(static_cast<float>(shape.dim)));
   g.loss_scale = p.cu.back() > 0 ? 1.0 / static_cast<double>(p.cu.back()) : 0.0;
   std::normal_distribution<float> normal;
-  auto fill = [&](std::vector<float>& v, std::int64_t n, bool full_precision, float size) {
+  auto fill = [&](std::vector<float>& v, std::int64_t n, DType type, float size) {
     v.resize(static_cast<std::size_t>(g.rows * n));
     for (std::int64_t t = 0; t < g.rows; ++t) {
       const bool real = g.end[static_cast<std::size_t>(t)] > g.begin[static_cast<std::size_t>(t)];
       for (std::int64_t e = 0; e < n; ++e) {
         const float x = size * normal(rng);
-        v[static_cast<std::size_t>(t * n + e)] = !real ? std::numeric_limits<float>::quiet_NaN()
-                                                 : dtype == DType::bf16 && !full_precision ? detail::bf16_round(x)
-                                                                                           : x;
+        v[static_cast<std::size_t>(t * n + e)] = !real                 ? std::numeric_limits<float>::quiet_NaN()
+                                                 : type == DType::bf16 ? detail::bf16_round(x)
+                                                 : type == DType::f8e4m3
+                                                     ? detail::e4m3_to_float(detail::e4m3_from_float(x))
+                                                     : x;
       }
     }
   };
-  fill(g.q, g.heads * g.dim, false, 1.0F);
-  fill(g.kv, g.dim, false, 1.0F);
-  fill(g.dout, g.heads * value_dim, false, 1.0F);
-  fill(g.index_q, g.index_heads * index_dim, false, 1.0F);
-  fill(g.index_k, index_dim, false, 1.0F);
-  fill(g.index_w, g.index_heads, true, 0.1F);
+  fill(g.q, g.heads * g.dim, dtype, 1.0F);
+  fill(g.kv, g.dim, dtype, 1.0F);
+  fill(g.dout, g.heads * value_dim, dtype, 1.0F);
+  fill(g.index_q, g.index_heads * index_dim, p.index_dtype, 1.0F);
+  fill(g.index_k, index_dim, p.index_dtype, 1.0F);
+  fill(g.index_w, g.index_heads, DType::f32, 0.1F);
+  if (p.index_dtype == DType::f8e4m3) {
+    fill(g.index_k_scale, 1, DType::f32, 0.5F);
+    for (float& scale : g.index_k_scale) scale = std::abs(scale) + 0.1F;
+  }
   if (shape.sink) {
     for (std::int64_t h = 0; h < g.heads; ++h) g.sink.push_back(normal(rng));
   }

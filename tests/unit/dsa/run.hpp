@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -17,6 +18,7 @@ namespace tandem::testing {
 struct Problem {
   std::vector<std::int64_t> cu, padded;
   DType dtype = DType::f32;
+  DType index_dtype = DType::f32;  ///< of index_q and index_k
   reference::Problem global;
   std::vector<std::int32_t> lists;  ///< [rows, K] global positions, to give instead of the indexer's; usually empty
 };
@@ -26,9 +28,9 @@ struct Shape {
   bool sink = true;
 };
 
-/// `lengths` of documents; each is followed by `pad` pad rows.
+/// `lengths` of documents; each is followed by `pad` pad rows. The indexer's inputs are of `index_dtype` if given.
 Problem make_problem(std::mt19937_64& rng, const std::vector<std::int64_t>& lengths, std::int64_t pad,
-                     const Shape& shape, DType dtype);
+                     const Shape& shape, DType dtype, std::optional<DType> index_dtype = {});
 
 struct RunOptions {
   ClusterOptions cluster;

@@ -14,7 +14,7 @@ struct LossResults {
 };
 
 LossResults allocate_loss(const Case& c) {
-  return {poisoned(DType::f64, {c.p.rows}), poisoned(c.dtype, {c.p.rows, c.p.index_heads, index_dim}),
+  return {poisoned(DType::f64, {c.p.rows}), poisoned(c.gradient_dtype(), {c.p.rows, c.p.index_heads, index_dim}),
           poisoned(DType::f32, {c.p.rows, c.p.index_heads}), zeros(DType::f32, {c.p.keys, index_dim})};
 }
 
@@ -54,7 +54,7 @@ reference::Lists visible_lists(const Case& c) {
 
 /// `want` is brought to the side of relu's kinks that the kernel saw.
 void expect_reference(const Case& c, const LossResults& r, reference::IndexerLoss want) {
-  const bool bf16 = c.dtype == DType::bf16;
+  const bool bf16 = c.index_dtype == DType::bf16;
   const std::vector<double> loss = values_of(r.loss);
   double size = 0;
   for (std::size_t t = 0; t < loss.size(); ++t) {
@@ -70,7 +70,7 @@ void expect_reference(const Case& c, const LossResults& r, reference::IndexerLos
 }
 
 class IndexerLossTest : public ::testing::TestWithParam<DType> {};
-INSTANTIATE_TEST_SUITE_P(, IndexerLossTest, ::testing::Values(DType::f32, DType::bf16),
+INSTANTIATE_TEST_SUITE_P(, IndexerLossTest, ::testing::Values(DType::f32, DType::bf16, DType::f8e4m3),
                          [](const auto& info) { return std::string(to_string(info.param)); });
 
 TEST_P(IndexerLossTest, MatchesTheReferenceSparseAndDense) {

@@ -14,6 +14,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "device/e4m3.hpp"
 #include "kernels/cpu/context.hpp"
 #include "support/random.hpp"
 #include "support/reference/reference.hpp"
@@ -52,6 +53,13 @@ inline Tensor from_floats(DType dtype, Shape shape, const std::vector<float>& va
     }
     if (dtype == DType::f32) {
       t.data_as<float>()[i] = values[i];
+    } else if (dtype == DType::f8e4m3) {
+      const std::uint8_t code = detail::e4m3_from_float(values[i]);
+      t.data_as<std::uint8_t>()[i] = code;
+      const float value = reference::decode_e4m3({&code, 1})[0];
+      if (value != values[i] && !std::isnan(values[i])) {
+        throw std::logic_error("from_floats: a value does not fit e4m3");
+      }
     } else {
       t.data_as<std::uint16_t>()[i] = static_cast<std::uint16_t>(bits >> 16);
     }
@@ -111,9 +119,14 @@ struct CaseShape {
 struct Case {
   reference::Problem p;
   DType dtype = DType::f32;
-  Tensor q, kv, sink, dout, index_q, index_w, index_k;
+  DType index_dtype = DType::f32;  ///< of index_q and index_k
+  Tensor q, kv, sink, dout, index_q, index_w, index_k, index_k_scale;
 
-  IndexerInputs indexer() const { return {index_q, index_w, index_k, p.begin, p.end, p.topk, p.relu}; }
+  IndexerInputs indexer() const {
+    return {index_q, index_w, index_k, p.begin, p.end, p.topk, p.relu, {}, {}, {}, index_k_scale};
+  }
+  /// Of d_index_q.
+  DType gradient_dtype() const { return index_dtype == DType::f8e4m3 ? DType::f32 : index_dtype; }
   AttentionInputs attention(const Tensor& indices, const Tensor& length) const {
     return {q, kv, indices, length, sink, static_cast<float>(p.scale)};
   }
@@ -123,8 +136,9 @@ struct Case {
     kv = from_floats(dtype, {p.keys, p.dim}, p.kv);
     dout = from_floats(dtype, {p.rows, p.heads, value_dim}, p.dout);
     sink = p.sink.empty() ? Tensor() : from_floats(DType::f32, {p.heads}, p.sink);
-    index_q = from_floats(dtype, {p.rows, p.index_heads, index_dim}, p.index_q);
-    index_k = from_floats(dtype, {p.keys, index_dim}, p.index_k);
+    index_q = from_floats(index_dtype, {p.rows, p.index_heads, index_dim}, p.index_q);
+    index_k = from_floats(index_dtype, {p.keys, index_dim}, p.index_k);
+    index_k_scale = p.index_k_scale.empty() ? Tensor() : from_floats(DType::f32, {p.keys}, p.index_k_scale);
     index_w = from_floats(DType::f32, {p.rows, p.index_heads}, p.index_w);
   }
 };
@@ -135,16 +149,23 @@ inline std::vector<float> normal(std::mt19937_64& rng, std::int64_t count, DType
   std::vector<float> values(static_cast<std::size_t>(count));
   for (float& x : values) x = distribution(rng);
   if (dtype == DType::f32) return values;
+  if (dtype == DType::f8e4m3) {
+    for (float& x : values) x = detail::e4m3_to_float(detail::e4m3_from_float(x));
+    return values;
+  }
   std::vector<std::uint16_t> upper_halves;
   for (const float x : values)
     upper_halves.push_back(static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(x) >> 16));
   return reference::decode_bf16(upper_halves);
 }
 
-/// Two causal documents of keys; the queries are the last rows of the batch; about one row in ten sees nothing.
-inline Case make_case(std::mt19937_64& rng, const CaseShape& shape, DType dtype) {
+/// Two causal documents of keys; the queries are the last rows of the batch; about one row in ten sees nothing. With
+/// e4m3 only the indexer's inputs are of that type; the attention's are f32.
+inline Case make_case(std::mt19937_64& rng, const CaseShape& shape, DType index_dtype) {
   Case c;
+  const DType dtype = index_dtype == DType::f8e4m3 ? DType::f32 : index_dtype;
   c.dtype = dtype;
+  c.index_dtype = index_dtype;
   reference::Problem& p = c.p;
   p.rows = shape.rows;
   p.keys = shape.keys;
@@ -165,8 +186,12 @@ inline Case make_case(std::mt19937_64& rng, const CaseShape& shape, DType dtype)
   p.kv = normal(rng, p.keys * p.dim, dtype);
   p.dout = normal(rng, p.rows * p.heads * value_dim, dtype);
   if (shape.sink) p.sink = normal(rng, p.heads, DType::f32);
-  p.index_q = normal(rng, p.rows * p.index_heads * index_dim, dtype);
-  p.index_k = normal(rng, p.keys * index_dim, dtype);
+  p.index_q = normal(rng, p.rows * p.index_heads * index_dim, index_dtype);
+  p.index_k = normal(rng, p.keys * index_dim, index_dtype);
+  if (index_dtype == DType::f8e4m3) {
+    std::uniform_real_distribution<float> scale(0.25F, 2.0F);
+    for (std::int64_t key = 0; key < p.keys; ++key) p.index_k_scale.push_back(scale(rng));
+  }
   p.index_w = normal(rng, p.rows * p.index_heads, DType::f32, 0.1F);
   p.loss_scale = 1.0 / static_cast<double>(p.rows);
   c.refresh();

@@ -159,7 +159,7 @@ TEST_F(Rejects, IndexerArguments) {
   EXPECT_THAT(topk([](auto&, auto& in, auto&, auto&) {
                 in.index_q = zeros(DType::bf16, {40, 2, 64});
               }),
-              HasSubstr("index_q: expected bf16 or f32 [*, *, 128], got bf16 [40, 2, 64]"));
+              HasSubstr("index_q: expected bf16, f32 or f8e4m3 [*, *, 128], got bf16 [40, 2, 64]"));
   EXPECT_THAT(topk([](auto&, auto& in, auto&, auto&) {
                 in.index_q = zeros(DType::bf16, {40, 0, 128});
               }),
@@ -185,6 +185,39 @@ TEST_F(Rejects, IndexerArguments) {
               HasSubstr("indices: expected i32 [40, 9], got i64 [40, 9]"));
   EXPECT_THAT(topk([](auto&, auto&, auto&, auto& lists) { lists.nan_count = {}; }),
               HasSubstr("nan_count: expected i64 [1]"));
+}
+
+TEST_F(Rejects, E4m3Arguments) {
+  const auto with = [&](const Tensor& q, const Tensor& k, const Tensor& scale) {
+    return topk([&](auto&, auto& in, auto&, auto&) {
+      in.index_q = q;
+      in.index_k = k;
+      in.index_k_scale = scale;
+    });
+  };
+  const Tensor q = zeros(DType::f8e4m3, {40, 2, 128});
+  const Tensor k = zeros(DType::f8e4m3, {70, 128});
+  const Tensor scale = zeros(DType::f32, {70});
+  EXPECT_THAT(with(q, k, {}), HasSubstr("index_k_scale: expected f32 [70], got an empty tensor"));
+  EXPECT_THAT(with(q, k, zeros(DType::f32, {69})), HasSubstr("index_k_scale: expected f32 [70], got f32 [69]"));
+  EXPECT_THAT(with(q, k, zeros(DType::bf16, {70})), HasSubstr("index_k_scale: expected f32 [70], got bf16 [70]"));
+  EXPECT_THAT(with(q, k, zeros(DType::bf16, {70, 1})), HasSubstr("expected f32 [70, 1], got bf16 [70, 1]"));
+  EXPECT_THAT(with(q, k, zeros(DType::f32, {70, 2})), HasSubstr("expected f32 [70], got f32 [70, 2]"));
+  EXPECT_THAT(with(call.c.index_q, call.c.index_k, scale), HasSubstr("index_k_scale: given, but index_k is bf16"));
+  EXPECT_THAT(with(call.c.index_q, k, scale), HasSubstr("index_k: expected bf16 [*, 128], got f8e4m3 [70, 128]"));
+  EXPECT_THAT(with(q, call.c.index_k, scale), HasSubstr("index_k: expected f8e4m3 [*, 128], got bf16 [70, 128]"));
+  EXPECT_THAT(with(zeros(DType::f8e4m3, {40, 2, 64}), k, scale),
+              HasSubstr("index_q: expected f8e4m3 [*, *, 128], got f8e4m3 [40, 2, 64]"));
+  EXPECT_THAT(loss([&](auto& in, auto&, auto&) {
+                in.index_q = q;
+                in.index_k = k;
+                in.index_k_scale = scale;
+              }),
+              HasSubstr("d_index_q: expected f32 [40, 2, 128], got bf16 [40, 2, 128]"));
+  EXPECT_THAT(forward([](auto& in, auto&) {
+                in.q = zeros(DType::f8e4m3, {40, 2, 576});
+              }),
+              HasSubstr("q: expected bf16 or f32 "));
 }
 
 TEST_F(Rejects, AttentionArguments) {

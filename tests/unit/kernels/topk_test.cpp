@@ -126,7 +126,7 @@ TEST(IndexerTopk, RowsThatSeeAtMostKTakeAllWithoutScoring) {
 }
 
 class RandomTopk : public ::testing::TestWithParam<DType> {};
-INSTANTIATE_TEST_SUITE_P(, RandomTopk, ::testing::Values(DType::f32, DType::bf16),
+INSTANTIATE_TEST_SUITE_P(, RandomTopk, ::testing::Values(DType::f32, DType::bf16, DType::f8e4m3),
                          [](const auto& info) { return std::string(to_string(info.param)); });
 
 TEST_P(RandomTopk, MatchesTheReferenceButForNearTies) {
@@ -197,6 +197,7 @@ TEST_P(RandomTopk, AScoreIsAFunctionOfItsTwoRowsAlone) {
     for (std::int64_t key = 1; key < c.p.keys; ++key) {
       std::copy_n(c.p.index_k.begin(), 128, c.p.index_k.begin() + key * 128);
     }
+    for (float& scale : c.p.index_k_scale) scale = c.p.index_k_scale[0];
     c.refresh();
     const TopkLists lists = run_whole(c);
     for (std::int64_t t = 0; t < c.p.rows; ++t) {
@@ -235,6 +236,69 @@ TEST_P(RandomTopk, RowsMayLieApart) {
   apart.index_k = k;
   apart.index_w = w;
   expect_same(run_whole(apart), run_whole(c));
+}
+
+/// The problem with other keys, of another type.
+Case with_keys(const Case& c, DType index_dtype, const std::vector<float>& index_k, const std::vector<float>& scale) {
+  Case other = c;
+  other.index_dtype = index_dtype;
+  other.p.index_k = index_k;
+  other.p.index_k_scale = scale;
+  other.refresh();
+  return other;
+}
+
+TEST(IndexerTopk, ExactE4m3InputsGiveTheListsOfBf16) {
+  for (const std::int64_t heads : {1, 3, 8}) {
+    auto rng = test_rng(35);
+    Case c = make_case(
+        rng, {.rows = 120, .keys = 500, .heads = 1, .index_heads = heads, .dim = 16, .topk = 33, .relu = heads != 3},
+        DType::bf16);
+    // Small integers and quarters: every order of summing gives the same score, and many scores are equal.
+    const auto draw = [&] { return static_cast<float>(static_cast<int>(rng() % 5) - 2); };
+    for (float& x : c.p.index_q) x = draw();
+    for (float& x : c.p.index_k) x = draw();
+    for (float& x : c.p.index_w) x = draw() / 4;
+    c.refresh();
+    const std::vector<float> ones(static_cast<std::size_t>(c.p.keys), 1.0F);
+    expect_same(run_whole(with_keys(c, DType::f8e4m3, c.p.index_k, ones)), run_whole(c));
+    // Powers of two as scales are keys that are greater by as much.
+    std::vector<float> scale;
+    std::vector<float> index_k = c.p.index_k;
+    for (std::size_t key = 0; key < ones.size(); ++key) {
+      scale.push_back(std::ldexp(1.0F, static_cast<int>(rng() % 7) - 3));
+      for (std::size_t i = 128 * key; i < 128 * (key + 1); ++i) index_k[i] *= scale.back();
+    }
+    expect_same(run_whole(with_keys(c, DType::f8e4m3, c.p.index_k, scale)),
+                run_whole(with_keys(c, DType::bf16, index_k, {})));
+  }
+}
+
+TEST(IndexerTopk, ScalesOfKeysMultiplyTheirScores) {
+  // Codes all score 1, so that scores are the scales.
+  const std::vector<float> scale{3, NAN, -inf, 0, -0.0F, 5, inf, -2, 0x1p-140F, 3};
+  for (const std::int64_t topk : {1, 2, 4, 5, 7, 8, 9}) {
+    const Case c = case_with_scores(2, topk, std::vector<float>(scale.size(), 1.0F));
+    const Case wanted = case_with_scores(2, topk, scale);
+    SCOPED_TRACE(topk);
+    const Case scaled = with_keys(c, DType::f8e4m3, c.p.index_k, scale);
+    expect_same(run_whole(scaled), run_whole(wanted));
+    expect_reference(scaled, run_whole(scaled));
+    // As a gather lands them.
+    Case column = scaled;
+    column.index_k_scale = from_floats(DType::f32, {scaled.p.keys, 1}, scale);
+    expect_same(run_whole(column), run_whole(wanted));
+  }
+}
+
+TEST(IndexerTopk, E4m3NanIsNeverTaken) {
+  auto rng = test_rng(36);
+  Case c = make_case(rng, {.rows = 5, .keys = 90, .heads = 1, .index_heads = 2, .dim = 16, .topk = 6}, DType::f8e4m3);
+  for (std::size_t key = 0; key < 90; key += 4) c.p.index_k[128 * key + key] = NAN;
+  c.refresh();
+  const TopkLists lists = run_whole(c);
+  EXPECT_GT(*lists.nan_count.data_as<std::int64_t>(), 0);
+  expect_reference(c, lists);
 }
 
 TEST(IndexerTopk, RankKeysFollowTheTotalOrder) {

@@ -4,16 +4,31 @@
 #include <cstdint>
 
 #include "device/cuda/bf16.cuh"
+#include "device/cuda/e4m3.cuh"
 
-/// What the kernels read and write, bf16 or f32, and how.
+/// What the kernels read and write, bf16 or f32, and how; of indexer inputs also e4m3, which is only read.
 namespace tandem::detail::cuda::generic {
 
 struct Bf16 {
   std::uint16_t bits;
 };
+struct E4m3 {
+  std::uint8_t bits;
+};
+
+/// Of what gradients by a T are.
+template <class T>
+struct GradientOf {
+  using Type = T;
+};
+template <>
+struct GradientOf<E4m3> {
+  using Type = float;
+};
 
 __device__ inline float widen(float x) { return x; }
 __device__ inline float widen(Bf16 x) { return float_from_bf16(x.bits); }
+__device__ inline float widen(E4m3 x) { return float_from_e4m3(x.bits); }
 __device__ inline void narrow(float x, float& to) { to = x; }
 __device__ inline void narrow(float x, Bf16& to) { to.bits = static_cast<std::uint16_t>(bf16_from_float(x)); }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/generic/block.cuh"
 #include "tandem/kernels.hpp"
@@ -11,6 +12,9 @@
 namespace tandem::detail::cuda::generic {
 
 constexpr int key_columns = static_cast<int>(index_dim);
+/// Whether keys have scales.
+template <class T>
+constexpr bool scaled = std::is_same_v<T, E4m3>;
 
 template <class T>
 struct IndexRows {
@@ -21,6 +25,7 @@ struct IndexRows {
   int held_heads;  ///< whose queries fit the block's memory at once
   bool relu;
   bool wide;  ///< rows of k begin at multiples of 16 bytes
+  Rows<const float> k_scale;
 };
 
 /// Bytes of shared memory that a RowScorer needs, a multiple of 16.
@@ -37,17 +42,20 @@ IndexRows<T> index_rows(const IndexerInputs& in, int most_held) {
   rows.heads = static_cast<int>(in.index_q.size(1));
   rows.held_heads = std::min(rows.heads, most_held);
   rows.relu = in.relu;
+  rows.k_scale = rows_of<const float>(in.index_k_scale);
   rows.wide = (reinterpret_cast<std::uintptr_t>(in.index_k.data()) | in.index_k.row_stride_bytes()) % 16 == 0;
   return rows;
 }
 
 struct IndexKey {
   float at[key_columns];
+  float scale;  ///< if there are any
 };
 
 template <class T>
 __device__ void load_key(const IndexRows<T>& in, std::int64_t row, IndexKey& key) {
   const T* const from = in.k.at(row);
+  if constexpr (scaled<T>) key.scale = *in.k_scale.at(row);
   if (!in.wide) {
 #pragma unroll
     for (int c = 0; c < key_columns; ++c) key.at[c] = widen(from[c]);
@@ -62,6 +70,8 @@ __device__ void load_key(const IndexRows<T>& in, std::int64_t row, IndexKey& key
     for (int i = 0; i < per_load; ++i) {
       if constexpr (per_load == 4) {
         key.at[c + i] = __uint_as_float(words[i]);
+      } else if constexpr (per_load == 16) {
+        key.at[c + i] = float_from_e4m3(words[i / 4] >> (8 * (i % 4)));
       } else {
         key.at[c + i] = __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xFFFF0000U);
       }
@@ -102,6 +112,7 @@ class RowScorer {
         score = __fmaf_rn(w_[h], in_.relu && z < 0 ? 0.0F : z, score);
       }
     }
+    if constexpr (scaled<T>) score = __fmul_rn(score, key.scale);
     return score;
   }
 

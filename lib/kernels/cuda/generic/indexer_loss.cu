@@ -31,7 +31,7 @@ struct LossArgument {
   Rows<const float> head_sums;
   double loss_scale, upstream;
   double* loss;  ///< or null, like the next three
-  Rows<T> d_index_q;
+  Rows<typename GradientOf<T>::Type> d_index_q;
   Rows<float> d_index_w;
   Rows<float> d_index_k;
 };
@@ -86,10 +86,11 @@ struct GradientMemory {
   float dz[group_heads * (part_keys + 1)];  ///< gradients of the dots
   float d_score[block_threads];
   int landed[block_threads];
+  float scale[block_threads];  ///< of the keys, if there are any
   double dw[block_heads];
 };
 
-/// Gradients of one row and 64 heads, through score = sum_h w_h relu(q_h . k).
+/// Gradients of one row and 64 heads, through score = scale sum_h w_h relu(q_h . k).
 template <class T>
 class RowGradients {
  public:
@@ -103,6 +104,7 @@ class RowGradients {
     __syncthreads();
     memory_.landed[threadIdx.x] = landed;
     memory_.d_score[threadIdx.x] = landed >= 0 ? d_score : 0.0F;
+    if constexpr (scaled<T>) memory_.scale[threadIdx.x] = landed >= 0 ? *a_.in.k_scale.at(landed) : 0.0F;
     for (int part = 0; part < count; part += part_keys) add_part(part);
   }
 
@@ -143,7 +145,7 @@ class RowGradients {
         __syncthreads();
         differentiate_dots(part, group);
         __syncthreads();
-        add_group(dq_ + group * thread_heads, dk);
+        add_group(part, dq_ + group * thread_heads, dk);
       }
     }
     if (a_.d_index_k.data == nullptr) return;
@@ -165,14 +167,17 @@ class RowGradients {
       const bool open = memory_.landed[part + lane()] >= 0 && (!a_.in.relu || z > 0);
       memory_.dz[h * (part_keys + 1) + lane()] = open ? d_score * w : 0.0F;
       double dw = open ? static_cast<double>(d_score) * static_cast<double>(z) : 0.0;
+      if constexpr (scaled<T>) dw *= static_cast<double>(memory_.scale[part + lane()]);
       for (int distance = 16; distance > 0; distance /= 2) dw += __shfl_xor_sync(all_lanes, dw, distance);
       if (lane() == 0) memory_.dw[group * group_heads + h] += dw;
     }
   }
 
-  __device__ void add_group(float* dq, float* dk) const {
+  /// dz is by the dequantised keys.
+  __device__ void add_group(int part, float* dq, float* dk) const {
     for (int j = 0; j < part_keys; ++j) {
-      const float key = memory_.keys[j * key_stride + column()];
+      float key = memory_.keys[j * key_stride + column()];
+      if constexpr (scaled<T>) key = __fmul_rn(key, memory_.scale[part + j]);
 #pragma unroll
       for (int i = 0; i < thread_heads; ++i) {
         dq[i] = __fmaf_rn(memory_.dz[head_of(i) * (part_keys + 1) + j], key, dq[i]);
@@ -249,7 +254,9 @@ __global__ void __launch_bounds__(block_threads) differentiate_loss(LossArgument
 const bool registered = register_kernel(differentiate_loss<float, NoGradients>) &&
                         register_kernel(differentiate_loss<float, RowGradients<float>>) &&
                         register_kernel(differentiate_loss<Bf16, NoGradients>) &&
-                        register_kernel(differentiate_loss<Bf16, RowGradients<Bf16>>);
+                        register_kernel(differentiate_loss<Bf16, RowGradients<Bf16>>) &&
+                        register_kernel(differentiate_loss<E4m3, NoGradients>) &&
+                        register_kernel(differentiate_loss<E4m3, RowGradients<E4m3>>);
 
 template <class T>
 void run(const NativeStream& stream, const IndexerInputs& in, const LossSupport& support, const IndexerLoss& loss,
@@ -269,7 +276,7 @@ void run(const NativeStream& stream, const IndexerInputs& in, const LossSupport&
   a.loss_scale = loss.loss_scale;
   a.upstream = loss.upstream;
   a.loss = loss.loss.data_as<double>();
-  a.d_index_q = rows_of<T>(loss.d_index_q);
+  a.d_index_q = rows_of<typename GradientOf<T>::Type>(loss.d_index_q);
   a.d_index_w = rows_of<float>(loss.d_index_w);
   a.d_index_k = rows_of<float>(loss.d_index_k);
   const bool gradients = loss.d_index_q.valid() || loss.d_index_w.valid() || loss.d_index_k.valid();
@@ -283,8 +290,14 @@ void run(const NativeStream& stream, const IndexerInputs& in, const LossSupport&
 
 void indexer_loss(const NativeStream& stream, const IndexerInputs& in, const LossSupport& support,
                   const IndexerLoss& loss, ListFault* fault) {
-  in.index_q.dtype() == DType::bf16 ? run<Bf16>(stream, in, support, loss, fault)
-                                    : run<float>(stream, in, support, loss, fault);
+  switch (in.index_q.dtype()) {
+    case DType::f8e4m3:
+      return run<E4m3>(stream, in, support, loss, fault);
+    case DType::bf16:
+      return run<Bf16>(stream, in, support, loss, fault);
+    default:
+      return run<float>(stream, in, support, loss, fault);
+  }
 }
 
 }  // namespace tandem::detail::cuda::generic

@@ -113,7 +113,8 @@ __global__ void __launch_bounds__(block_threads) select_keys(TopkArgument<T> a) 
   if (threadIdx.x == 0 && nans != 0) atomicAdd(a.nan_count, static_cast<unsigned long long>(nans));
 }
 
-const bool registered = register_kernel(select_keys<float>) && register_kernel(select_keys<Bf16>);
+const bool registered =
+    register_kernel(select_keys<float>) && register_kernel(select_keys<Bf16>) && register_kernel(select_keys<E4m3>);
 
 template <class T>
 void run(const NativeStream& stream, const IndexerStep& step, const IndexerInputs& in, const TopkState& state,
@@ -148,8 +149,14 @@ void run(const NativeStream& stream, const IndexerStep& step, const IndexerInput
 
 void indexer_topk(const NativeStream& stream, const IndexerStep& step, const IndexerInputs& in, const TopkState& state,
                   const TopkLists& out) {
-  in.index_q.dtype() == DType::bf16 ? run<Bf16>(stream, step, in, state, out)
-                                    : run<float>(stream, step, in, state, out);
+  switch (in.index_q.dtype()) {
+    case DType::f8e4m3:
+      return run<E4m3>(stream, step, in, state, out);
+    case DType::bf16:
+      return run<Bf16>(stream, step, in, state, out);
+    default:
+      return run<float>(stream, step, in, state, out);
+  }
 }
 
 }  // namespace tandem::detail::cuda::generic
