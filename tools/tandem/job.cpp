@@ -76,6 +76,15 @@ DType choose_dtype(std::string_view option, const std::optional<std::string>& te
   return text && parse_choice(option, *text, {"fp32", "bf16"}) == 1 ? DType::bf16 : DType::f32;
 }
 
+void choose_kernels(const std::optional<std::string>& given, DeviceKind device, std::string& kernels) {
+  const std::vector<std::string> names{"cpu", "cuda", "cuda.generic", "cuda.sm90"};
+  const bool cuda = device == DeviceKind::cuda;
+  kernels = names[given ? parse_choice("--kernels", *given, names) : cuda ? 1 : 0];
+  if (kernels.starts_with("cuda") == cuda) return;
+  throw UsageError(fmt::format("--kernels: {} do not run on --device {}; use {}", kernels, cuda ? "cuda" : "host",
+                               cuda ? "cuda" : "cpu"));
+}
+
 void choose_device(const DsaArguments& a, DsaJob& job) {
   if (a.device && parse_choice("--device", *a.device, {"host", "cuda"}) == 1) job.device = DeviceKind::cuda;
   if (job.device == DeviceKind::cuda && Device::cuda_count() == 0) {
@@ -85,15 +94,7 @@ void choose_device(const DsaArguments& a, DsaJob& job) {
       throw UsageError(fmt::format("--device: cuda cannot be used: {}", e.what()));
     }
   }
-  const std::vector<std::string> of_device{job.device == DeviceKind::cuda ? "cuda.generic" : "cpu"};
-  job.kernels = of_device.front();
-  if (!a.kernels) return;
-  job.kernels =
-      std::vector<std::string>{"cpu", "cuda.generic"}[parse_choice("--kernels", *a.kernels, {"cpu", "cuda.generic"})];
-  if (job.kernels != of_device.front()) {
-    throw UsageError(fmt::format("--kernels: {} do not run on --device {}; use {}", job.kernels,
-                                 job.device == DeviceKind::cuda ? "cuda" : "host", of_device.front()));
-  }
+  choose_kernels(a.kernels, job.device, job.kernels);
 }
 
 void choose_ranks(const DsaArguments& a, const std::optional<LaunchedRank>& launched, DsaJob& job) {
@@ -186,8 +187,8 @@ DsaJob make_job(const DsaArguments& a, const std::optional<LaunchedRank>& launch
   job.wire = choose_dtype("--wire", a.wire);
   if (a.seed) job.seed = parse_seed("--seed", *a.seed);
   job.deterministic = a.deterministic;
-  if (job.deterministic && job.kernels == "cuda.generic") {
-    throw UsageError("--deterministic: cuda.generic adds gradients of keys in no fixed order");
+  if (job.deterministic && job.device == DeviceKind::cuda) {
+    throw UsageError("--deterministic: kernels of a GPU add gradients of keys in no fixed order");
   }
   job.check = a.check;
   job.memory = a.memory;

@@ -24,6 +24,7 @@ struct RankSummary {
   double compute_us = 0;
   std::int64_t nan_scores = 0;
   DsaMemory memory;
+  char kernels[32] = {};  ///< name of the kernel set
   char paths[64] = {};  ///< transports that moved bytes, each followed by a comma
 };
 
