@@ -37,7 +37,7 @@ struct DsaJob {
   int ranks = 4;
   std::string transport = "tcp";
   DeviceKind device = DeviceKind::host;
-  std::string kernels = "cpu";  ///< name of the kernel set
+  std::string kernels = "cpu";  ///< the kernel set's name, or "cuda": the best for the GPU
   std::chrono::milliseconds rendezvous_timeout{10000};
   std::chrono::milliseconds timeout{60000};
   std::string model = "tiny";

@@ -58,7 +58,7 @@ std::string headline(const Report& report) {
   fmt::format_to(std::back_inserter(text),
                  "model {}: H {}, Hi {}, d {}, K {}, {}{}; kernels {}; chunks of at most {} tokens\n\n", job.model,
                  job.shape.heads, job.shape.index_heads, job.shape.dim, job.shape.topk, types,
-                 job.wire == DType::bf16 ? ", gradients of keys travel as bf16" : "", job.kernels,
+                 job.wire == DType::bf16 ? ", gradients of keys travel as bf16" : "", report.kernels(),
                  job.plan_options(job.ranks).chunk_tokens);
   return text;
 }
@@ -143,7 +143,7 @@ nlohmann::ordered_json Report::to_json() const {
       {"layout", to_string(layout.partition())},
       {"transport", job.transport},
       {"device", job.device == DeviceKind::cuda ? "cuda" : "host"},
-      {"kernels", job.kernels},
+      {"kernels", kernels()},
       {"gathered_bytes", per_rank(ranks, [](const RankSummary& r) { return r.gathered_bytes; })},
       {"moved_fraction", moved_fraction()},
       {"exposed_us", per_rank(ranks, [](const RankSummary& r) { return r.exposed_us; })},

@@ -36,6 +36,8 @@ struct Report {
   std::vector<RankSummary> ranks;
   std::optional<CheckResult> check;
 
+  /// Name of the kernel set: what ran, not what was asked for.
+  std::string kernels() const { return ranks.empty() ? job.kernels : ranks.front().kernels; }
   /// Without --check: that it ran.
   bool ok() const { return !check || check->ok(); }
   /// Bytes gathered over those of a full all-gather.
