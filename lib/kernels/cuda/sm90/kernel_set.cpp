@@ -164,7 +164,9 @@ void Sm90Kernels::indexer_topk(const IndexerStep& step, const IndexerInputs& in,
   args.w = static_cast<const float*>(packed("index_w", in.index_w, stream));
   args.k = packed("index_k", in.index_k, stream);
   args.k_scale = static_cast<const float*>(packed("index_k_scale", in.index_k_scale, stream));
-  args.bounds = in.bounds.data_as<const std::int32_t>();
+  args.key_begin = in.bounds.data_as<const std::int32_t>();
+  args.key_end = args.key_begin + 1;
+  args.bounds_stride = 2;
   args.rows = in.step_rows.data_as<const std::int32_t>();
   args.row_count = static_cast<std::int32_t>(step.row_count());
   args.key_ranges = in.step_keys.data_as<const std::int32_t>();
