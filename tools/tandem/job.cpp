@@ -97,16 +97,25 @@ void choose_device(const DsaArguments& a, DsaJob& job) {
   choose_kernels(a.kernels, job.device, job.kernels);
 }
 
-void choose_ranks(const DsaArguments& a, const std::optional<LaunchedRank>& launched, DsaJob& job) {
-  const std::vector<std::string> transports = job.device == DeviceKind::cuda
-                                                  ? std::vector<std::string>{"cuda_p2p"}
-                                                  : std::vector<std::string>{"tcp", "loopback"};
+void choose_transport(const DsaArguments& a, DsaJob& job) {
+  if (job.device == DeviceKind::cuda) {
+    // Left to the communicator, pair by pair, unless one is named.
+    job.transport = "";
+    const std::vector<std::string> transports{"cuda_p2p", "nccl", "tcp"};
+    if (a.transport) job.transport = transports[parse_choice("--transport", *a.transport, transports)];
+    return;
+  }
+  const std::vector<std::string> transports{"tcp", "loopback"};
   job.transport = transports.front();
   if (a.transport) {
     job.transport = transports[parse_choice("--transport", *a.transport, transports)];
   } else if (const std::optional<std::string> chosen = Env::read().transport) {
     job.transport = transports[parse_choice("TANDEM_TRANSPORT", *chosen, transports)];
   }
+}
+
+void choose_ranks(const DsaArguments& a, const std::optional<LaunchedRank>& launched, DsaJob& job) {
+  choose_transport(a, job);
   job.ranks = static_cast<int>(integer_or("--ranks", a.ranks, 1, most_ranks, launched ? launched->size : 4));
   if (!launched) return;
   if (job.ranks != launched->size) {

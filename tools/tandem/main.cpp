@@ -152,10 +152,13 @@ class Cli {
     };
     DsaArguments& a = dsa_;
     value("--ranks", a.ranks, "N", "Number of ranks (4, or the launcher's)");
-    value("--transport", a.transport, "NAME",
-          "tcp between processes (default) or loopback between threads; cuda_p2p between GPUs");
+    value(
+        "--transport", a.transport, "NAME",
+        "tcp between processes (default) or loopback between threads; between GPUs cuda_p2p, nccl or tcp (the first of "
+        "them that works)");
     value("--device", a.device, "host|cuda", "Where ranks compute (host); ranks share GPUs if they are more");
-    value("--kernels", a.kernels, "NAME", "Kernel set: cpu on the host; cuda (the best there is), cuda.generic or cuda.sm90 on GPUs");
+    value("--kernels", a.kernels, "NAME",
+          "Kernel set: cpu on the host; on GPUs cuda (the best there is), cuda.generic or cuda.sm90");
     value("--rendezvous-timeout", a.rendezvous_timeout, "S", "Seconds for ranks to find each other (10)");
     value("--timeout", a.timeout, "S", "Seconds that an operation may take (60)");
     value("--model", a.model, "NAME",

@@ -49,7 +49,7 @@ const char* name_of(DType dtype) {
 std::string headline(const Report& report) {
   const DsaJob& job = report.job;
   const SequenceLayout& layout = report.layout;
-  std::string text = job.ranks == 1 ? "1 rank" : fmt::format("{} ranks over {}", job.ranks, job.transport);
+  std::string text = job.ranks == 1 ? "1 rank" : fmt::format("{} ranks over {}", job.ranks, report.transport());
   fmt::format_to(std::back_inserter(text), ", {}; {} document{}, {} rows ({} tokens), {}\n",
                  to_string(layout.partition()), layout.documents(), layout.documents() == 1 ? "" : "s",
                  layout.total_rows(), layout.real_rows(), job.texts.empty() ? "random inputs" : "inputs from text");
@@ -135,13 +135,19 @@ std::vector<std::string> Report::paths() const {
   return {all.begin(), all.end()};
 }
 
+std::string Report::transport() const {
+  if (!job.transport.empty()) return job.transport;
+  const std::vector<std::string> used = paths();
+  return used.empty() ? "none" : fmt::format("{}", fmt::join(used, ","));
+}
+
 nlohmann::ordered_json Report::to_json() const {
   json report = {
       {"ranks", job.ranks},
       {"tokens", per_rank(ranks, [](const RankSummary& r) { return r.tokens; })},
       {"documents", layout.documents()},
       {"layout", to_string(layout.partition())},
-      {"transport", job.transport},
+      {"transport", transport()},
       {"device", job.device == DeviceKind::cuda ? "cuda" : "host"},
       {"kernels", kernels()},
       {"gathered_bytes", per_rank(ranks, [](const RankSummary& r) { return r.gathered_bytes; })},

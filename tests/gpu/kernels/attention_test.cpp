@@ -179,7 +179,8 @@ TEST_P(AttentionOnGpu, LargeLogitsAndSaturatingSinks) {
 
 TEST_P(AttentionOnGpu, ForwardHasTheSameBitsInEveryRun) {
   auto rng = test_rng(58);
-  const Case c = testing::make_case(rng, {.rows = 50, .keys = 300, .heads = 16, .topk = 128, .sink = true}, DType::bf16);
+  const Case c =
+      testing::make_case(rng, {.rows = 50, .keys = 300, .heads = 16, .topk = 128, .sink = true}, DType::bf16);
   const TopkLists lists = lists_tensor(random_lists(rng, c), 128);
   const Results first = run(c, lists);
   const Results second = run(c, lists);

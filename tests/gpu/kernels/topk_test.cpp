@@ -102,7 +102,8 @@ Case case_with_scores(std::int64_t rows, std::int64_t topk, const std::vector<fl
 
 TEST_P(TopkOnGpu, ExactScoresGiveTheCpusListsWhateverTheSteps) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f8e4m3}) {
-    for (const auto& [heads, topk] : {std::pair{1, 1}, {2, 7}, {3, 64}, {8, 64}, {16, 130}, {16, 128}, {32, 512}, {64, 64}, {70, 33}}) {
+    for (const auto& [heads, topk] :
+         {std::pair{1, 1}, {2, 7}, {3, 64}, {8, 64}, {16, 130}, {16, 128}, {32, 512}, {64, 64}, {70, 33}}) {
       auto rng = test_rng(20 + static_cast<std::uint64_t>(heads));
       const std::int64_t rows = heads > 16 ? 20 : 60;
       Case c = testing::make_case(
@@ -217,7 +218,8 @@ TEST_P(TopkOnGpu, RandomScoresDifferFromTheReferenceInNearTiesOnly) {
 }
 
 TEST_P(TopkOnGpu, LargeKAndManyKeys) {
-  for (const auto& [topk, keys, heads] : {std::tuple{2048, 9000, 2}, {5000, 9000, 1}, {8192, 9000, 1}, {2048, 9000, 8}, {8192, 9000, 64}}) {
+  for (const auto& [topk, keys, heads] :
+       {std::tuple{2048, 9000, 2}, {5000, 9000, 1}, {8192, 9000, 1}, {2048, 9000, 8}, {8192, 9000, 64}}) {
     auto rng = test_rng(40);
     Case c = testing::make_case(
         rng, {.rows = 4, .keys = keys, .heads = 1, .index_heads = heads, .dim = 16, .topk = topk}, DType::bf16);
@@ -232,8 +234,11 @@ TEST_P(TopkOnGpu, LargeKAndManyKeys) {
 }
 
 TEST_P(TopkOnGpu, RowsMayLieApartAndUnaligned) {
-  for (const auto& [dtype, heads, topk] : {std::tuple{DType::f32, 3, 10}, {DType::bf16, 3, 10}, {DType::f8e4m3, 3, 10},
-                                           {DType::bf16, 8, 64}, {DType::f8e4m3, 16, 64}}) {
+  for (const auto& [dtype, heads, topk] : {std::tuple{DType::f32, 3, 10},
+                                           {DType::bf16, 3, 10},
+                                           {DType::f8e4m3, 3, 10},
+                                           {DType::bf16, 8, 64},
+                                           {DType::f8e4m3, 16, 64}}) {
     auto rng = test_rng(33);
     const Case c = testing::make_case(
         rng, {.rows = 30, .keys = 90, .heads = 1, .index_heads = heads, .dim = 16, .topk = topk}, dtype);

@@ -55,9 +55,9 @@ void pack(void* to, const Tensor& t, const NativeStream& on) {
   const std::int64_t inner = t.size(1);
   const std::size_t row = width * static_cast<std::size_t>(inner);
   for (std::int64_t i = 0; i < inner; ++i) {
-    const Tensor column = Tensor::from_raw(static_cast<std::byte*>(t.data()) + size_of(t.dtype()) *
-                                               static_cast<std::size_t>(i * t.stride(1)),
-                                           t.dtype(), {t.size(0), t.size(2)}, {t.stride(0), 1});
+    const Tensor column = Tensor::from_raw(
+        static_cast<std::byte*>(t.data()) + size_of(t.dtype()) * static_cast<std::size_t>(i * t.stride(1)), t.dtype(),
+        {t.size(0), t.size(2)}, {t.stride(0), 1});
     copy(static_cast<std::size_t>(i) * width, column, row, t.stride(0), t.size(0));
   }
 }
@@ -115,7 +115,9 @@ class Sm90Kernels final : public GenericKernels {
   }
 
   std::string name() const override { return "cuda.sm90"; }
-  std::uint32_t numerics_version() const override { return (kernels_version << 16) | GenericKernels::numerics_version(); }
+  std::uint32_t numerics_version() const override {
+    return (kernels_version << 16) | GenericKernels::numerics_version();
+  }
   std::uint64_t scratch_bytes() const override {
     const std::lock_guard lock(mutex_);
     return scratch_.bytes();
