@@ -36,6 +36,14 @@ struct Mbarrier {
                  : "memory");
     return done != 0;
   }
+  __device__ __forceinline__ bool test(std::uint32_t parity) {
+    std::uint32_t done;
+    asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+                 : "=r"(done)
+                 : "r"(shared_address(&word)), "r"(parity)
+                 : "memory");
+    return done != 0;
+  }
   __device__ __forceinline__ void wait(std::uint32_t parity) {
 #ifdef TANDEM_WAIT_LIMIT
     // For tests: after so many clocks a wait becomes an error instead of a stuck device.
@@ -70,6 +78,15 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, std::uint3
                    shared_address(to)),
                "l"(from), "r"(bytes), "r"(shared_address(&barrier.word))
                : "memory");
+}
+
+/// Copies 16 bytes to shared memory, asynchronously, as ordinary accesses do it.
+__device__ __forceinline__ void copy_16_bytes(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+/// This thread arrives when all its copies of 16 bytes so far are there.
+__device__ __forceinline__ void arrive_after_copies(Mbarrier& barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(&barrier.word)) : "memory");
 }
 
 /// Orders this thread's ordinary accesses before those of the copy engine that a later barrier lets start.
@@ -119,6 +136,16 @@ __device__ __forceinline__ void store_if(bool condition, std::uint64_t* to, std:
                    static_cast<unsigned>(condition)),
                "l"(to), "l"(value)
                : "memory");
+}
+
+/// Reads shared memory here and not where the compiler would: beside matrix products it answers slowly.
+__device__ __forceinline__ float4 read_now(const float4* from) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(shared_address(from))
+               : "memory");
+  return v;
 }
 
 /// Greater of the two, NaN if either is: fmaxf would hide it.
