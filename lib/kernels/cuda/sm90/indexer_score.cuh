@@ -49,6 +49,7 @@ struct ScoreRole {
     // The last products are still in the queue: the other's follow them without a gap.
     if constexpr (turns) group == 0 ? named_arrive<2, 256>() : named_arrive<1, 256>();
   }
+
   /// Scores of this lane's query of a group of four, two keys: the sum over heads in one fixed order. Weights beyond
   /// the resident ones are read from shared memory.
   static __device__ __forceinline__ void head_sums(const float (&resident)[resident_weights],

@@ -74,15 +74,18 @@ struct SelectRole {
     if (thread == 0 && state.threshold != 0) publish_threshold(s, tile.w, row);
     select_sync();
   }
-  /// One thread.
+
+  /// Raises a row's threshold by its bins. One thread.
   static __device__ __forceinline__ void raise(const IndexerParams& p, Shared& s, int4 tile, int row) {
     if (raise_threshold<bins>(s.lists[tile.w % 2][row], s.histograms[tile.w % 2][row], p.topk)) {
       publish_threshold(s, tile.w, row);
     }
   }
+
   static __device__ __forceinline__ bool needs_tending(const IndexerParams& p, const RowList& state) {
     return state.count + block_keys > p.list_capacity || (state.factor == 0.0F && state.count >= state.lay_out_at);
   }
+
   /// Whether the bins say what the best K of a list with more are, but for a few.
   static __device__ __forceinline__ bool counted(const Shared& s, int4 tile, int slot, RowBounds bounds) {
     const RowList& state = s.lists[tile.w % 2][slot];

@@ -155,7 +155,7 @@ __device__ __forceinline__ void lay_out_bins(const std::uint64_t* list, RowList&
 template <int Bins>
 __device__ __forceinline__ bool raise_threshold(RowList& row, const std::uint32_t* histogram, int k) {
   constexpr int step = 16;
-  const float factor = row.factor, offset = row.offset;
+  const float factor = row.factor;
   const int before = row.bin;
   int bin = before, dead = row.dead, live = row.count - dead;
   if (!(factor > 0.0F) || live < k) return false;
