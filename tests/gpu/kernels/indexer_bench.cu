@@ -3,7 +3,7 @@
 #include <cstring>
 #include <string>
 
-#include "indexer_checks.cuh"
+#include "indexer_metamorphic.cuh"
 
 /// Checks and times the indexer with fused top-k. Exit code: 0 right, 1 wrong results, 2 a CUDA error.
 namespace tandem::test {
@@ -169,6 +169,10 @@ int main_with(int argc, char** argv) {
     check_graph();
     for (const int hi : heads) {
       for (const IndexerDtype dtype : dtypes) check_exact(dtype, hi);
+      for (const IndexerDtype dtype : dtypes) {
+        check_metamorphic(dtype, hi);
+        check_same_everywhere(dtype, hi);
+      }
       check_pieces(hi);
       std::printf("exact scores Hi %d: done, %d failures so far\n", hi, failures);
     }
@@ -179,6 +183,7 @@ int main_with(int argc, char** argv) {
       if (quick) continue;
       bench(dtype, {32768, 65536, heads[0], 2048, true}, std::max(3, runs / 7), json, false);
       bench(dtype, {4096, 8192, heads[0], 2048}, runs, json, false);
+      bench(dtype, {256, 65536, heads[0], 2048}, runs, json, false);
     }
   }
   if (json != nullptr) std::fclose(json);

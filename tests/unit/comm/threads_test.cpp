@@ -27,7 +27,7 @@ TEST(ThreadsOfTheLibrary, LeaveTheSignalsOfTheProcessAlone) {
         }
         EXPECT_FALSE(thread.blocks(SIGSEGV)) << thread.name;
       }
-      EXPECT_GT(seen, 2) << transport;
+      EXPECT_GT(seen, 0) << transport;
       comm.barrier(testing::soon());
     });
   }

@@ -33,19 +33,30 @@ cudaError_t geometry_of(const IndexerArgs& args, Geometry& g) {
   g.rows = tile_columns / args.heads;
   const int tiles = (args.row_count + g.rows - 1) / g.rows;
   g.blocks = std::max(1, std::min(blocks, tiles));
-  g.list_capacity = args.topk + std::min(args.topk, 2048) + block_keys;
-  // A few blocks less where lists are long and rows many (K = 8192 with 8 heads).
-  constexpr std::size_t most_bytes = 500'000'000;
-  const std::size_t row_bytes =
-      (static_cast<std::size_t>(block_buffers) * block_keys + static_cast<std::size_t>(g.list_capacity)) *
-      sizeof(std::uint64_t);
+  // Random scores bring about K (1 + ln(keys / K)) entries: a list that has room for them is never cut on the way.
+  // Where rows are many and K is large lists are shorter, then blocks fewer.
+  constexpr std::size_t most_bytes = 490'000'000;
+  const int block_keys = most_block_keys(g.rows);
+  const std::size_t segments_bytes =
+      static_cast<std::size_t>(block_buffers_for(g.rows) * block_keys) * sizeof(std::uint64_t);
+  const auto tile_row_bytes = most_bytes / static_cast<std::size_t>(g.blocks * g.rows);
+  const auto room =
+      static_cast<int>((std::max(tile_row_bytes, segments_bytes) - segments_bytes) / (2 * sizeof(std::uint64_t)));
+  const int least = args.topk + std::min(args.topk, 2048) + block_keys;
+#ifdef TANDEM_INDEXER_STRESS
+  g.list_capacity = least;
+#else
+  g.list_capacity = std::max(least, std::min(6 * args.topk + block_keys, room)) / 2 * 2;
+#endif
+  const std::size_t list_bytes = 2 * static_cast<std::size_t>(g.list_capacity) * sizeof(std::uint64_t);
+  const std::size_t row_bytes = segments_bytes + list_bytes;
   const auto affordable = static_cast<int>(most_bytes / (row_bytes * static_cast<std::size_t>(g.rows)));
   g.blocks = std::max(1, std::min(g.blocks, affordable));
   const auto tile_rows = static_cast<std::size_t>(g.blocks) * static_cast<std::size_t>(g.rows);
   g.tiles_at = 256;
   g.segments_at = g.tiles_at + aligned(static_cast<std::size_t>(tiles) * sizeof(QueryTile));
-  g.lists_at = g.segments_at + aligned(tile_rows * block_buffers * block_keys * sizeof(std::uint64_t));
-  g.bytes = g.lists_at + aligned(tile_rows * static_cast<std::size_t>(g.list_capacity) * sizeof(std::uint64_t));
+  g.lists_at = g.segments_at + aligned(tile_rows * segments_bytes);
+  g.bytes = g.lists_at + aligned(tile_rows * list_bytes);
   return cudaSuccess;
 }
 
@@ -64,13 +75,13 @@ EncodeTiled find_encode() {
   return encode;
 }
 
-/// A [rows, 128] tensor in boxes of `box_rows` rows of 128 bytes.
-cudaError_t make_map(CUtensorMap& map, const void* data, std::int64_t rows, int box_rows, bool bf16) {
+/// A [rows, 128] tensor in boxes of tile_keys rows of 128 bytes.
+cudaError_t make_map(CUtensorMap& map, const void* data, std::int64_t rows, bool bf16) {
   const EncodeTiled encode = find_encode();
   if (encode == nullptr) return cudaErrorNotSupported;
   const cuuint64_t size[2] = {128, static_cast<cuuint64_t>(rows)};
   const cuuint64_t stride[1] = {bf16 ? 256U : 128U};
-  const cuuint32_t box[2] = {bf16 ? 64U : 128U, static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t box[2] = {bf16 ? 64U : 128U, tile_keys};
   const cuuint32_t step[2] = {1, 1};
   const CUresult result =
       encode(&map, bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(data),
@@ -144,10 +155,9 @@ cudaError_t launch(const IndexerArgs& args, cudaStream_t stream) {
   IndexerParams p{};
   if (args.dtype != IndexerDtype::scores && args.keys > 0) {
     const bool bf16 = args.dtype == IndexerDtype::bf16;
-    cudaError_t error = make_map(p.q_map, args.q, args.queries * args.heads, args.heads, bf16);
-    if (error == cudaSuccess) error = make_map(p.k_map, args.k, args.keys, tile_keys, bf16);
-    if (error != cudaSuccess) return error;
+    if (const cudaError_t error = make_map(p.k_map, args.k, args.keys, bf16); error != cudaSuccess) return error;
   }
+  p.q = static_cast<const std::uint8_t*>(args.q);
   p.w = args.w;
   p.k_scale = args.k_scale;
   p.scores = args.scores;

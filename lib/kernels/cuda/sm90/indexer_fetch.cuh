@@ -12,6 +12,20 @@ struct FetchRole {
   using Shared = IndexerShared<Dtype, Heads>;
   static constexpr int rows = Shared::rows;
 
+  /// Brings a query's rows to their columns, in the layout that the copy engine would give them.
+  static __device__ __forceinline__ void fetch_query(const IndexerParams& p, std::uint8_t* q, int query, int row,
+                                                     int lane) {
+    constexpr int chunks = Traits::row_bytes / 16;
+    const std::uint8_t* from = p.q + static_cast<std::int64_t>(row) * (Heads * Traits::row_bytes) + lane * 16;
+#pragma unroll 8
+    for (int at = 0; at < Heads * chunks; at += 32) {
+      const int head = (at + lane) / chunks, chunk = lane % chunks;
+      const int column = column_of<Heads>(query, head);
+      std::uint8_t* to = q + chunk / 8 * (tile_columns * 128) + column * 128 + (chunk % 8 ^ column % 8) * 16;
+      copy_16_bytes(to, from + at * 16);
+    }
+  }
+
   static __device__ __forceinline__ void run(const IndexerParams& p, Shared& s) {
     const int lane = static_cast<int>(threadIdx.x & 31U);
     int stage = 0;
@@ -22,13 +36,13 @@ struct FetchRole {
       if (lane == 0) tile = atomicAdd(&p.counters[0], 1);
       tile = __shfl_sync(full_warp, tile, 0);
       const int half = number & 1;
-      // One buffer of queries: its last readers are the matrix products of the tile before. Two of the rest.
-      if (number > 0) s.q_empty[half ^ 1].wait(((number - 1) >> 1) & 1);
+      // Of some there is one buffer: its last readers are the matrix products of the tile before.
+      const int before = number - Traits::q_buffers;
+      if (before >= 0) s.q_empty[before & 1].wait((before >> 1) & 1);
       if (tile >= tiles) {
-        if (lane == 0) {
-          s.query_tile[half] = make_int4(0, 0, -1, 0);
-          s.q_full[half].arrive();
-        }
+        if (lane == 0) s.query_tile[half] = make_int4(0, 0, -1, 0);
+        s.q_full[half].arrive();
+        s.q_full[half].arrive();
         return;
       }
       const QueryTile t = p.tiles[tile];
@@ -44,35 +58,27 @@ struct FetchRole {
       }
       if constexpr (Dtype != IndexerDtype::scores) {
         for (int column = lane; column < tile_columns; column += 32) {
-          // A lane of a quad reads its weights of two groups of eight columns as one vector.
-          const int query = column / Heads;
+          const int query = column / Heads, head = column % Heads;
           const int from = __shfl_sync(full_warp, row, query);
-          const float weight = query < t.slots ? p.w[static_cast<std::int64_t>(from) * Heads + column % Heads] : 0.0F;
-          s.w[half][column / 16 * 16 + column % 8 / 2 * 4 + column / 8 % 2 * 2 + column % 2] = weight;
+          const float weight = query < t.slots ? p.w[static_cast<std::int64_t>(from) * Heads + head] : 0.0F;
+          s.w[half][weight_place<Heads>(query, head)] = weight;
         }
       }
       __syncwarp();
       if (lane == 0) s.query_tile[half] = make_int4(t.first_slot, t.slots, count_key_tiles(p, t.begin, t.end), 0);
-      if constexpr (Dtype == IndexerDtype::scores) {
-        if (lane == 0) s.q_full[half].arrive();
-      } else {
-        if (lane == 0) s.q_full[half].arrive_expect(t.slots * Heads * Traits::row_bytes);
-        __syncwarp();
-        if (lane < t.slots) {
-#pragma unroll
-          for (int part = 0; part < Traits::halves; ++part) {
-            copy_box(s.q + part * (tile_columns * 128) + lane * (Heads * 128), &p.q_map, part * 64, row * Heads,
-                     s.q_full[half]);
-          }
+      if constexpr (Dtype != IndexerDtype::scores) {
+        for (int query = 0; query < t.slots; ++query) {
+          fetch_query(p, s.q[number % Traits::q_buffers], query, __shfl_sync(full_warp, row, query), lane);
         }
       }
+      arrive_after_copies(s.q_full[half]);
+      s.q_full[half].arrive();
       if (lane == 0) {
         for_each_key_tile(p, t.begin, t.end, [&](int start, int begin, int end) {
           s.k_empty[stage].wait(stage_parity);
           s.stage_keys[stage] = make_int4(start, begin, end, 0);
-          if constexpr (Dtype == IndexerDtype::scores) {
-            s.k_full[stage].arrive();
-          } else {
+          s.k_full[stage].arrive();
+          if constexpr (Dtype != IndexerDtype::scores) {
             s.k_full[stage].arrive_expect(Traits::k_bytes);
 #pragma unroll
             for (int part = 0; part < Traits::halves; ++part) {

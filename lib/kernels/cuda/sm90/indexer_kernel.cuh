@@ -16,18 +16,17 @@ __global__ void __launch_bounds__(indexer_threads, 1) indexer_kernel(const __gri
   const int thread = static_cast<int>(threadIdx.x);
   if (thread == 0) {
     for (int i = 0; i < OperandTraits<Dtype>::stages; ++i) {
-      s.k_full[i].init(1);
+      s.k_full[i].init(Dtype == IndexerDtype::scores ? 1 : 2);  // what is where; that the copy engine brings it
       s.k_empty[i].init(4);
     }
     for (int i = 0; i < 2; ++i) {
-      s.q_full[i].init(1);
+      s.q_full[i].init(64);
       s.q_empty[i].init(matrix_warps);
     }
-    for (int i = 0; i < block_buffers; ++i) {
+    for (int i = 0; i < Shared::block_buffers; ++i) {
       s.block_full[i].init(matrix_warps);
       s.block_empty[i].init(1);
     }
-    s.select.staged_full.init(1);
     fence_barrier_init();
   }
   for (int i = thread; i < threshold_slots * Shared::rows; i += indexer_threads) {

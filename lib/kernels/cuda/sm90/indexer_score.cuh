@@ -15,15 +15,24 @@ struct ScoreRole {
   static constexpr int rows = Shared::rows;
   /// Of a lane's 64 head weights; the others are read again for each key tile. Shared memory answers slowly while the
   /// matrix units read it, but registers are short.
-  static constexpr int resident_weights = Heads >= 32 ? 32 : 16;
-  static constexpr int groups = rows / 4;  ///< a lane ends with one query of each group of four
+  static constexpr int resident_weights = Heads >= 32 ? 32 : Heads == 16 ? 16 : 4;
+  /// Those that follow are read while the products run, as far as registers go.
+  static constexpr int fours_ahead = Heads == 64 ? 4 : 0;
+  /// Whether the two warpgroups take turns at the products.
+  static constexpr bool turns = Dtype == IndexerDtype::bf16;
+  static constexpr int groups = rows / 4;  ///< a lane has one query of each group of four
+
+  /// What offers compare with is kept in registers, and read again long before it is needed, if that is little: shared
+  /// memory answers slowly while the matrix units read it.
+  static constexpr bool resident_limits = groups <= 2;
 
   /// Starts the products of a key tile with all (query, head) columns, at this warpgroup's turn: without turns both
   /// would multiply at half speed together, then reduce together.
-  static __device__ __forceinline__ void start_products(Shared& s, int stage, int group, float (&acc)[128]) {
+  static __device__ __forceinline__ void start_products(Shared& s, int stage, int group, int buffer,
+                                                        float (&acc)[128]) {
     const std::uint64_t keys = swizzled_descriptor(s.k[stage]);
-    const std::uint64_t queries = swizzled_descriptor(s.q);
-    group == 0 ? named_sync<1, 256>() : named_sync<2, 256>();
+    const std::uint64_t queries = swizzled_descriptor(s.q[buffer]);
+    if constexpr (turns) group == 0 ? named_sync<1, 256>() : named_sync<2, 256>();
     wgmma_fence();
     constexpr int steps = Traits::row_bytes / 32;
 #pragma unroll
@@ -38,58 +47,38 @@ struct ScoreRole {
     }
     wgmma_commit();
     // The last products are still in the queue: the other's follow them without a gap.
-    group == 0 ? named_arrive<2, 256>() : named_arrive<1, 256>();
+    if constexpr (turns) group == 0 ? named_arrive<2, 256>() : named_arrive<1, 256>();
   }
-  /// Partial head sums of this lane's columns: queries 4 part .. 4 part + 3 of the tile, two keys. Weights beyond the
-  /// resident ones are read from shared memory.
-  static __device__ __forceinline__ void partial_sums(const float (&resident)[resident_weights], const float4* shared,
-                                                      float relu_floor, int part, const float (&acc)[128],
-                                                      float (&sum)[4][2]) {
-    constexpr int eights = Heads / 8;
+
+  /// Scores of this lane's query of a group of four, two keys: the sum over heads in one fixed order. Weights beyond
+  /// the resident ones are read from shared memory.
+  static __device__ __forceinline__ void head_sums(const float (&resident)[resident_weights],
+                                                   const float4 (&ahead)[fours_ahead + 1], const float4* shared,
+                                                   float relu_floor, int part, const float (&acc)[128],
+                                                   float (&score)[2]) {
+    float sum[2][4] = {};
 #pragma unroll
-    for (int query = 0; query < 4; ++query) {
-      sum[query][0] = 0.0F;
-      sum[query][1] = 0.0F;
-    }
-#pragma unroll
-    for (int pair = 0; pair < 2 * eights; ++pair) {
-      const int at = part * 2 * eights + pair;
+    for (int four = 0; four < Heads / 4; ++four) {
+      const int at = part * (Heads / 4) + four;
       float4 w;
       if (4 * at < resident_weights) {
         w = make_float4(resident[4 * at], resident[4 * at + 1], resident[4 * at + 2], resident[4 * at + 3]);
+      } else if (at < resident_weights / 4 + fours_ahead) {
+        w = ahead[at - resident_weights / 4];
       } else {
         w = shared[4 * at];
       }
+      const float* products = acc + 8 * at;
 #pragma unroll
-      for (int side = 0; side < 2; ++side) {
-        const int query = (2 * pair + side) / eights;
-        const float w0 = side == 0 ? w.x : w.z, w1 = side == 0 ? w.y : w.w;
-        const float* products = acc + 8 * at + 4 * side;
-        sum[query][0] = fmaf(w0, max_nan(products[0], relu_floor), sum[query][0]);
-        sum[query][0] = fmaf(w1, max_nan(products[1], relu_floor), sum[query][0]);
-        sum[query][1] = fmaf(w0, max_nan(products[2], relu_floor), sum[query][1]);
-        sum[query][1] = fmaf(w1, max_nan(products[3], relu_floor), sum[query][1]);
+      for (int key = 0; key < 2; ++key) {
+        sum[key][0] = fmaf(w.x, max_nan(products[2 * key], relu_floor), sum[key][0]);
+        sum[key][1] = fmaf(w.y, max_nan(products[2 * key + 1], relu_floor), sum[key][1]);
+        sum[key][2] = fmaf(w.z, max_nan(products[4 + 2 * key], relu_floor), sum[key][2]);
+        sum[key][3] = fmaf(w.w, max_nan(products[4 + 2 * key + 1], relu_floor), sum[key][3]);
       }
     }
-  }
-
-  /// Adds the quad's partial sums: lane c ends with query 4 part + c. The order of additions is the same for every
-  /// (query, key).
-  static __device__ __forceinline__ void exchange(int quad_lane, const float (&sum)[4][2], float (&score)[2]) {
-    const bool upper = (quad_lane & 2) != 0, odd = (quad_lane & 1) != 0;
 #pragma unroll
-    for (int key = 0; key < 2; ++key) {
-      float two[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float give = upper ? sum[i][key] : sum[2 + i][key];
-        const float keep = upper ? sum[2 + i][key] : sum[i][key];
-        two[i] = keep + __shfl_xor_sync(full_warp, give, 2);
-      }
-      const float give = odd ? two[0] : two[1];
-      const float keep = odd ? two[1] : two[0];
-      score[key] = keep + __shfl_xor_sync(full_warp, give, 1);
-    }
+    for (int key = 0; key < 2; ++key) score[key] = (sum[key][0] + sum[key][1]) + (sum[key][2] + sum[key][3]);
   }
 
   /// Everything of a lane that outlives a key tile.
@@ -142,47 +131,58 @@ struct ScoreRole {
     }
   }
 
-  /// What a lane keeps of a key tile until it is offered. One group of four queries: sums before the exchange, which
-  /// then hides under the next products too; more groups: scores, which are fewer.
+  /// What a lane keeps of a key tile until it is offered.
   struct Pending {
-    static constexpr bool whole = groups > 1;
-    float value[whole ? groups : 4][2];
+    float score[groups][2];
     float scale[2];
     int4 keys;
   };
 
   static __device__ __forceinline__ void reduce(const IndexerParams& p, const Shared& s, const Lane& lane, int half,
                                                 int4 tile, const float (&resident)[resident_weights],
-                                                const float (&acc)[128], Pending& out) {
-    const auto* shared = reinterpret_cast<const float4*>(s.w[half]) + lane.quad;
+                                                const float4 (&ahead)[fours_ahead + 1], const float (&acc)[128],
+                                                Pending& out) {
     if constexpr (Dtype == IndexerDtype::scores) {
-      given_scores(p, tile, lane.quad, out.keys.x + lane.key_in_tile, out.value[0]);
-    } else if constexpr (Pending::whole) {
-#pragma unroll
-      for (int part = 0; part < groups; ++part) {
-        float sum[4][2];
-        partial_sums(resident, shared, p.relu_floor, part, acc, sum);
-        exchange(lane.quad, sum, out.value[part]);
-      }
+      given_scores(p, tile, lane.quad, out.keys.x + lane.key_in_tile, out.score[0]);
     } else {
-      partial_sums(resident, shared, p.relu_floor, 0, acc, out.value);
+      const auto* shared = reinterpret_cast<const float4*>(s.w[half]) + lane.quad;
+#pragma unroll
+      for (int part = 0; part < groups; ++part)
+        head_sums(resident, ahead, shared, p.relu_floor, part, acc, out.score[part]);
     }
   }
 
-  static __device__ __forceinline__ void offer_all(const IndexerParams& p, Shared& s, Lane& lane, int half,
-                                                   const volatile std::uint64_t* thresholds, const Pending& pending,
-                                                   int (&at)[groups]) {
+  /// What a lane's queries see and have reached.
+  struct Limits {
+    static constexpr int kept = resident_limits ? groups : 1;
+    RowBounds bounds[kept];
+    std::uint64_t threshold[kept];
+  };
+  static __device__ __forceinline__ void read_bounds(const Shared& s, const Lane& lane, int number, int part,
+                                                     Limits& limits) {
+    limits.bounds[part % Limits::kept] = s.bounds[number & 1][4 * part + lane.quad];
+  }
+  static __device__ __forceinline__ void read_threshold(const Shared& s, const Lane& lane, int number, int part,
+                                                        Limits& limits) {
+    const volatile std::uint64_t* thresholds = s.thresholds[number % threshold_slots];
+    limits.threshold[part % Limits::kept] = Select ? thresholds[4 * part + lane.quad] : pack_threshold(INFINITY, -1);
+  }
+
+  static __device__ __forceinline__ void offer_all(const IndexerParams& p, const Shared& s, Lane& lane, int number,
+                                                   Limits& limits, const Pending& pending, int (&at)[groups]) {
 #pragma unroll
     for (int part = 0; part < groups; ++part) {
-      const int query = 4 * part + lane.quad;
-      const std::uint64_t threshold = Select ? thresholds[query] : pack_threshold(INFINITY, -1);
-      float score[2] = {pending.value[part][0], pending.value[part][1]};
-      if constexpr (!Pending::whole && Dtype != IndexerDtype::scores) exchange(lane.quad, pending.value, score);
+      if constexpr (!resident_limits) {
+        read_bounds(s, lane, number, part, limits);
+        read_threshold(s, lane, number, part, limits);
+      }
+      float score[2] = {pending.score[part][0], pending.score[part][1]};
       if constexpr (Dtype == IndexerDtype::e4m3) {
         score[0] *= pending.scale[0];
         score[1] *= pending.scale[1];
       }
-      offer(p, lane, s.bounds[half][query], pending.keys, threshold, score, at[part]);
+      offer(p, lane, limits.bounds[part % Limits::kept], pending.keys, limits.threshold[part % Limits::kept], score,
+            at[part]);
     }
   }
 
@@ -212,7 +212,7 @@ struct ScoreRole {
     if (lane.warp == 0 && lane.index == 0) s.handover[blocks.buffer] = make_int4(tile.x, tile.y, flags, number);
     __syncwarp();
     if (lane.index == 0) s.block_full[blocks.buffer].arrive();
-    if (++blocks.buffer == block_buffers) {
+    if (++blocks.buffer == Shared::block_buffers) {
       blocks.buffer = 0;
       blocks.parity ^= 1;
     }
@@ -233,13 +233,13 @@ struct ScoreRole {
     int stage = lane.group, next = lane.group;  // the next of them, in the present query tile
     unsigned stage_parity = 0;
     Blocks blocks;
-    if (Dtype != IndexerDtype::scores && lane.group == 1) named_arrive<1, 256>();
+    if (turns && lane.group == 1) named_arrive<1, 256>();
     for (int number = 0;; ++number) {
       const int half = number & 1;
       s.q_full[half].wait((number >> 1) & 1);
+      fence_async();  // queries came by ordinary copies
       const int4 tile = s.query_tile[half];
       if (tile.z < 0) break;
-      const volatile std::uint64_t* thresholds = s.thresholds[number % threshold_slots];
       float resident[resident_weights];
 #pragma unroll
       for (int i = 0; i < resident_weights / 4; ++i) {
@@ -251,41 +251,70 @@ struct ScoreRole {
       }
       int at[groups];
       int block = 0;
-      const int last_block = max(tile.z - 1, 0) / block_tiles;
+      const int last_block = block_of<rows>(max(tile.z - 1, 0));
       const auto flags = [&] { return (block == 0 ? first_of_tile : 0) | (block == last_block ? last_of_tile : 0); };
       Pending pending;
-      bool waiting = false;
+      Limits limits;
+      if constexpr (resident_limits) {
+#pragma unroll
+        for (int part = 0; part < groups; ++part) {
+          read_bounds(s, lane, number, part, limits);
+          read_threshold(s, lane, number, part, limits);
+        }
+      }
+      bool waiting = false, here = false;
+      int4 keys{};
       open_block(s, blocks, lane, at);
       for (; next < tile.z; next += 2) {
-        s.k_full[stage].wait(stage_parity);
-        const int4 keys = s.stage_keys[stage];
+        if (!here) {
+          s.k_full[stage].wait(stage_parity);
+          keys = s.stage_keys[stage];
+        }
         float acc[128];
-        if constexpr (Dtype != IndexerDtype::scores) start_products(s, stage, lane.group, acc);
-        if (waiting) offer_all(p, s, lane, half, thresholds, pending, at);
-        if (next / block_tiles != block) {
+        if constexpr (Dtype != IndexerDtype::scores)
+          start_products(s, stage, lane.group, number % Traits::q_buffers, acc);
+        if (waiting) offer_all(p, s, lane, number, limits, pending, at);
+        if (block_of<rows>(next) != block) {
           close_block(s, blocks, lane, tile, number, flags(), at);
           ++block;
           open_block(s, blocks, lane, at);
         }
-        pending.keys = keys;
-        if constexpr (Dtype == IndexerDtype::e4m3) {
-          const int key = keys.x + lane.key_in_tile;
-          pending.scale[0] = key < p.keys ? p.k_scale[key] : 0.0F;
-          pending.scale[1] = key + 8 < p.keys ? p.k_scale[key + 8] : 0.0F;
-        }
-        if constexpr (Dtype != IndexerDtype::scores) wgmma_wait<0>();
-        __syncwarp();
-        if (lane.index == 0) s.k_empty[stage].arrive();
-        reduce(p, s, lane, half, tile, resident, acc, pending);
-        waiting = true;
+        // All that the next products and offers need is asked for under these products.
+        const int own = stage;
         stage += 2;
         if (stage >= Traits::stages) {
           stage -= Traits::stages;
           stage_parity ^= 1;
         }
+        pending.keys = keys;
+        here = resident_limits && next + 2 < tile.z;
+        if (here) {
+          s.k_full[stage].wait(stage_parity);
+          keys = s.stage_keys[stage];
+        }
+        if constexpr (resident_limits) {
+#pragma unroll
+          for (int part = 0; part < groups; ++part) read_threshold(s, lane, number, part, limits);
+        }
+        if constexpr (Dtype == IndexerDtype::e4m3) {
+          const int key = pending.keys.x + lane.key_in_tile;
+          pending.scale[0] = key < p.keys ? p.k_scale[key] : 0.0F;
+          pending.scale[1] = key + 8 < p.keys ? p.k_scale[key + 8] : 0.0F;
+        }
+        float4 ahead[fours_ahead + 1];
+        if constexpr (Dtype != IndexerDtype::scores) {
+          const auto* shared = reinterpret_cast<const float4*>(s.w[half]) + lane.quad;
+#pragma unroll
+          for (int i = 0; i < fours_ahead; ++i) ahead[i] = read_now(shared + resident_weights + 4 * i);
+          wgmma_wait<0>();
+        }
+        __syncwarp();
+        if (lane.index == 0) s.k_empty[own].arrive();
+        reduce(p, s, lane, half, tile, resident, ahead, acc, pending);
+        waiting = true;
       }
       next -= tile.z;
-      if (waiting) offer_all(p, s, lane, half, thresholds, pending, at);
+      if (waiting) offer_all(p, s, lane, number, limits, pending, at);
       close_block(s, blocks, lane, tile, number, flags(), at);
       while (block < last_block) {
         ++block;

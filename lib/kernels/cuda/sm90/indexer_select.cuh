@@ -2,7 +2,7 @@
 #pragma once
 
 #include "indexer_shared.cuh"
-#include "topk_list.cuh"
+#include "topk_bins.cuh"
 #include "topk_output.cuh"
 
 /// The select warps: lists of the rows of a query tile, from blocks of candidates to sorted output.
@@ -12,109 +12,193 @@ template <IndexerDtype Dtype, int Heads>
 struct SelectRole {
   using Traits = OperandTraits<Dtype>;
   using Shared = IndexerShared<Dtype, Heads>;
-  static constexpr int rows = Shared::rows;
+  static constexpr int rows = Shared::rows, bins = Shared::bins, block_buffers = Shared::block_buffers,
+                       block_keys = Shared::block_keys;
 
-  static __device__ __forceinline__ std::uint64_t* list_of(const IndexerParams& p, int row) {
-    return p.lists + (static_cast<std::int64_t>(blockIdx.x) * rows + row) * p.list_capacity;
+  /// Tiles take turns with two sets of lists; `number` is the tile's.
+  static __device__ __forceinline__ std::uint64_t* list_of(const IndexerParams& p, int number, int row) {
+    return p.lists + (static_cast<std::int64_t>(blockIdx.x) * (2 * rows) + number % 2 * rows + row) * p.list_capacity;
   }
 
-  static __device__ __forceinline__ void publish_threshold(Shared& s, int number, int row, int thread) {
-    if (thread == 0) {
-      const std::uint64_t key = s.lists[row].threshold;
-      *reinterpret_cast<volatile std::uint64_t*>(&s.thresholds[number % threshold_slots][row]) =
-          pack_threshold(rank_key_score(key), rank_key_row(key));
-    }
+  static __device__ __forceinline__ void publish_threshold(Shared& s, int number, int row) {
+    const std::uint64_t key = s.lists[number % 2][row].threshold;
+    *reinterpret_cast<volatile std::uint64_t*>(&s.thresholds[number % threshold_slots][row]) =
+        pack_threshold(rank_key_score(key), rank_key_row(key));
   }
 
   /// Lists of a new query tile: empty, or the state that an earlier step left.
   static __device__ __forceinline__ void start_tile(const IndexerParams& p, Shared& s, int4 tile, int thread) {
     if (thread < rows) {
       const int kept = !p.first && thread < tile.y ? p.state_length[tile.x + thread] : 0;
-      s.lists[thread].threshold = 0;
-      s.lists[thread].count = kept;
+      RowList& list = s.lists[tile.w % 2][thread];
+      list.threshold = 0;
+      list.count = kept;
+      list.dead = 0;
+      list.bin = 0;
+      list.factor = 0.0F;
+      list.offset = 0.0F;
+      list.lay_out_at = kept == p.topk ? 0 : enough_for_bins(p.topk);
     }
     select_sync();
     if (p.first) return;
     for (int row = 0; row < tile.y; ++row) {
-      const int n = s.lists[row].count;
+      const int n = s.lists[tile.w % 2][row].count;
       if (n == 0) continue;
       const std::int64_t from = static_cast<std::int64_t>(tile.x + row) * p.topk;
-      std::uint64_t* list = list_of(p, row);
+      std::uint64_t* list = list_of(p, tile.w, row);
       for (int i = thread; i < n; i += select_threads) {
         list[i] = rank_key(p.state_scores[from + i], p.state_indices[from + i]);
       }
       select_sync();
-      restore_threshold(list, s.lists[row], p.topk, s.select, thread);
-      if (n == p.topk) publish_threshold(s, tile.w, row, thread);
+      restore_threshold(list, s.lists[tile.w % 2][row], p.topk, s.select, thread);
+      if (n == p.topk && thread == 0) publish_threshold(s, tile.w, row);
     }
   }
 
-  static __device__ __forceinline__ void finish_tile(const IndexerParams& p, Shared& s, int4 tile, int thread) {
-    for (int slot = 0; slot < tile.y; ++slot) {
-      const int row = local_row(p, tile.x + slot);
-      const RowBounds bounds = bounds_of(p, row);
-      std::uint64_t* list = list_of(p, slot);
-      const int n = s.lists[slot].count;
-      if (p.last) {
-        if (!takes_all(p, bounds)) {
-          write_ascending(list, n, bounds.begin, bounds.end, p.indices + static_cast<std::int64_t>(row) * p.topk,
-                          p.topk, s.select, thread);
-          if (thread == 0) p.length[row] = n;
-        }
-        if (p.index_lse != nullptr && needs_scores(p, bounds)) {
-          const float lse = log_sum_exp(list, n, s.select, thread);
-          if (thread == 0) p.index_lse[row] = lse;
-        }
-      } else if (needs_scores(p, bounds)) {
-        const std::int64_t to = static_cast<std::int64_t>(tile.x + slot) * p.topk;
-        for (int i = thread; i < n; i += select_threads) {
-          p.state_scores[to + i] = rank_key_score(list[i]);
-          p.state_indices[to + i] = rank_key_row(list[i]);
-        }
-        if (thread == 0) p.state_length[tile.x + slot] = n;
+  /// What happens to a row's list after a block that is not the last: it is cut if it is full, by what the bins know
+  /// or, where scores crowd, exactly, and its bins are laid out when there is enough to go by.
+  static __device__ __forceinline__ void tend_row(const IndexerParams& p, Shared& s, int4 tile, int row, int thread) {
+    RowList& state = s.lists[tile.w % 2][row];
+    std::uint64_t* list = list_of(p, tile.w, row);
+    if (state.count + block_keys > p.list_capacity) {
+      const bool crowded = state.count - state.dead > p.topk + (p.list_capacity - block_keys - p.topk) / 2;
+      if (!crowded) drop_dead<bins>(list, state, s.select, thread);
+      if (crowded) {
+        cut_list(list, state, p.topk, s.select, thread);
+        if (thread == 0) publish_threshold(s, tile.w, row);
       }
     }
-    // For the tile that is threshold_slots later; matrix warps cannot be there before this block is handed back.
-    if (thread < rows) s.thresholds[tile.w % threshold_slots][thread] = no_threshold;
+    if (state.factor != 0.0F || state.count < state.lay_out_at) return;
+    select_sync();
+    lay_out_bins<bins>(list, state, s.histograms[tile.w % 2][row], p.topk, s.select, thread);
+    if (thread == 0 && state.threshold != 0) publish_threshold(s, tile.w, row);
     select_sync();
   }
 
+  /// Raises a row's threshold by its bins. One thread.
+  static __device__ __forceinline__ void raise(const IndexerParams& p, Shared& s, int4 tile, int row) {
+    if (raise_threshold<bins>(s.lists[tile.w % 2][row], s.histograms[tile.w % 2][row], p.topk)) {
+      publish_threshold(s, tile.w, row);
+    }
+  }
+
+  static __device__ __forceinline__ bool needs_tending(const IndexerParams& p, const RowList& state) {
+    return state.count + block_keys > p.list_capacity || (state.factor == 0.0F && state.count >= state.lay_out_at);
+  }
+
+  /// Whether the bins say what the best K of a list with more are, but for a few.
+  static __device__ __forceinline__ bool counted(const Shared& s, int4 tile, int slot, RowBounds bounds) {
+    const RowList& state = s.lists[tile.w % 2][slot];
+    return state.factor > 0.0F && s.histograms[tile.w % 2][slot][state.bin] <= small_list &&
+           bounds.end - bounds.begin <= bitmap_rows;
+  }
+
+  static __device__ __forceinline__ void finish_row(const IndexerParams& p, Shared& s, int4 tile, int slot,
+                                                    int thread) {
+    const int row = local_row(p, tile.x + slot);
+    const RowBounds bounds = bounds_of(p, row);
+    if (!needs_scores(p, bounds)) return;
+    std::uint64_t* list = list_of(p, tile.w, slot);
+    RowList& state = s.lists[tile.w % 2][slot];
+    const bool listed = p.last && !takes_all(p, bounds);
+    if (state.count > p.topk && !counted(s, tile, slot, bounds)) cut_list(list, state, p.topk, s.select, thread);
+    const int n = min(state.count, p.topk);
+    const bool whole = state.count == n;
+    if (thread == 0) {
+      s.select.kth = 0;
+      s.select.kept = 0;
+    }
+    std::int32_t* out = p.indices + static_cast<std::int64_t>(row) * p.topk;
+    const Bitmap bitmap{s.select.bitmap, bounds.begin};
+    const int words = Bitmap::words_of(bounds.end - bounds.begin);
+    const std::int64_t to = static_cast<std::int64_t>(tile.x + slot) * p.topk;
+    const auto keep_state = [&](bool condition, std::uint64_t key) {
+      if (!condition) return;
+      const int at = take_slots(&s.select.kept, 1);
+      p.state_scores[to + at] = rank_key_score(key);
+      p.state_indices[to + at] = rank_key_row(key);
+    };
+    select_sync();
+    if (whole) {
+      if (listed) write_ascending(list, n, bounds.begin, bounds.end, out, s.select, thread);
+      if (!p.last) {
+        for (int i = thread; i < n; i += select_threads) keep_state(true, list[i]);
+      }
+    } else if (listed) {
+      clear_words(s.select.bitmap, words, thread);
+      visit_best<bins>(list, state, s.histograms[tile.w % 2][slot], p.topk, s.select, thread,
+                       [&](bool condition, std::uint64_t key) { bitmap.set_if(condition, key); });
+      write_bitmap(bitmap, words, 0, out, s.select, thread);
+    } else {
+      visit_best<bins>(list, state, s.histograms[tile.w % 2][slot], p.topk, s.select, thread, keep_state);
+    }
+    if (listed) {
+      for (int i = n + thread; i < p.topk; i += select_threads) out[i] = -1;
+      if (thread == 0) p.length[row] = n;
+    }
+    if (!p.last && thread == 0) p.state_length[tile.x + slot] = n;
+    if (p.last && p.index_lse != nullptr) {
+      const float lse = log_sum_exp(list, state.count, s.select.kth, s.select, thread);
+      if (thread == 0) p.index_lse[row] = lse;
+    }
+    select_sync();
+  }
+
+  /// For tests: some blocks take long, so thresholds are old.
+  static __device__ __forceinline__ void stress_pause([[maybe_unused]] std::uint32_t number) {
+#ifdef TANDEM_INDEXER_STRESS
+    const std::uint32_t random = (number * 2654435761U + blockIdx.x * 40503U) >> 16;
+    if (random % 4 == 0) __nanosleep(random % 32768);
+#endif
+  }
+
   static __device__ __forceinline__ void run(const IndexerParams& p, Shared& s) {
-    const int thread = static_cast<int>(threadIdx.x) - 2 * 128;
-    int buffer = 0;
-    unsigned parity = 0, stage_parity = 0;
-    for (;;) {
-      s.block_full[buffer].wait(parity);
+    // Rows of the tile before are finished one by one, while there is no block to take; not before the new tile's first
+    // blocks, which are large and after which thresholds rise.
+    int unfinished = 0, taken = 0;
+    for (unsigned block = 0;;) {
+      int thread = static_cast<int>(threadIdx.x) - 2 * 128;
+      forget(thread);
+      const auto buffer = static_cast<int>(block % block_buffers);
+      const unsigned parity = block / block_buffers & 1U;
+      const bool idle = unfinished > 0 && taken > early_blocks && !select_all(s.block_full[buffer].test(parity));
+      if (!idle) s.block_full[buffer].wait(parity);
+      if (idle || (unfinished > 0 && (s.handover[buffer].z & (last_of_tile | no_more_work)) != 0)) {
+        finish_row(p, s, s.finishing, s.finishing.y - unfinished, thread);
+        --unfinished;
+        continue;
+      }
       const int4 tile = s.handover[buffer];
       if ((tile.z & no_more_work) != 0) return;
+      ++block;
+      ++taken;
+      stress_pause(block);
       if ((tile.z & first_of_tile) != 0) start_tile(p, s, tile, thread);
-      append_segments<rows>(p.segments + segment_start<rows>(buffer, 0, 0), segment_keys, &s.lengths[buffer][0][0],
-                            list_of(p, 0), p.list_capacity, s.lists, thread);
+      append_segments<rows, bins>(p.segments + segment_start<rows>(buffer, 0, 0), segment_keys(rows),
+                                  &s.lengths[buffer][0][0], list_of(p, tile.w, 0), p.list_capacity, s.lists[tile.w % 2],
+                                  s.histograms[tile.w % 2], thread);
       select_sync();
       const bool final = (tile.z & last_of_tile) != 0;
       if (!final && thread == 0) s.block_empty[buffer].arrive();
-      for (int row = 0; row < tile.y; ++row) {
-        // Not all rows at once: a long pause would fill the block buffers.
-        const int stagger = (p.list_capacity - block_keys - p.topk) / 8;
-        const int count = s.lists[row].count;
-        const bool full = count + block_keys > p.list_capacity - (row % 4) * stagger;
-        if (!full && !(final && count > p.topk)) continue;
-        std::uint64_t* list = list_of(p, row);
-        const std::uint64_t* source = list;
-        if (count <= staged_entries) source = stage_list(list, count, s.select, stage_parity, thread);
-        const bool rough = !final && p.topk >= 512 && cut_roughly(source, list, s.lists[row], p.topk, s.select, thread);
-        if (!rough) cut_list(source, list, s.lists[row], p.topk, s.select, thread);
-        publish_threshold(s, tile.w, row, thread);
+      bool quiet = true;
+      if (thread < tile.y) {
+        raise(p, s, tile, thread);
+        quiet = !needs_tending(p, s.lists[tile.w % 2][thread]);
       }
+      quiet = select_all(quiet);
+      if (!final) {
+        if (quiet) continue;
+        for (int row = 0; row < tile.y; ++row) tend_row(p, s, tile, row, thread);
+        continue;
+      }
+      // Thresholds for the tile that is threshold_slots later: nobody reads this tile's any more.
+      if (thread < rows) s.thresholds[tile.w % threshold_slots][thread] = no_threshold;
       select_sync();
-      if (final) {
-        finish_tile(p, s, tile, thread);
-        if (thread == 0) s.block_empty[buffer].arrive();
-      }
-      if (++buffer == block_buffers) {
-        buffer = 0;
-        parity ^= 1;
-      }
+      if (thread == 0) s.block_empty[buffer].arrive();
+      if (thread == 0) s.finishing = tile;
+      select_sync();
+      unfinished = tile.y;
+      taken = 0;
     }
   }
 };

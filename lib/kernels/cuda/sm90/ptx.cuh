@@ -36,6 +36,14 @@ struct Mbarrier {
                  : "memory");
     return done != 0;
   }
+  __device__ __forceinline__ bool test(std::uint32_t parity) {
+    std::uint32_t done;
+    asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+                 : "=r"(done)
+                 : "r"(shared_address(&word)), "r"(parity)
+                 : "memory");
+    return done != 0;
+  }
   __device__ __forceinline__ void wait(std::uint32_t parity) {
 #ifdef TANDEM_WAIT_LIMIT
     // For tests: after so many clocks a wait becomes an error instead of a stuck device.
@@ -82,6 +90,10 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, std::uint3
                : "memory");
 }
 
+/// Copies 16 bytes to shared memory, asynchronously, as ordinary accesses do it.
+__device__ __forceinline__ void copy_16_bytes(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
 /// Copies 16 bytes of which the first `bytes` are read and the rest are 0; they bypass the L1 cache.
 __device__ __forceinline__ void copy_16(std::uint32_t to, const void* from, std::uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
@@ -195,6 +207,16 @@ __device__ __forceinline__ void store_if(bool condition, std::uint64_t* to, std:
                    static_cast<unsigned>(condition)),
                "l"(to), "l"(value)
                : "memory");
+}
+
+/// Reads shared memory here and not where the compiler would: beside matrix products it answers slowly.
+__device__ __forceinline__ float4 read_now(const float4* from) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(shared_address(from))
+               : "memory");
+  return v;
 }
 
 /// Greater of the two, NaN if either is: fmaxf would hide it.

@@ -21,6 +21,7 @@ constexpr int histogram_words =
     bins_per_thread * select_threads;  ///< some beyond the bins, so threads have equal parts
 static_assert(histogram_words >= histogram_bins && bins_per_thread % 4 == 0);
 constexpr int small_list = 256;  ///< candidates around the K-th that are ranked by comparing all pairs
+constexpr int bitmap_words = 5 * histogram_words;
 constexpr unsigned full_warp = 0xFFFFFFFFU;
 
 /// -0 becomes +0; -infinity stays above 0, which stands for "nothing".
@@ -45,26 +46,46 @@ __device__ __forceinline__ std::uint64_t pack_threshold(float score, std::int32_
 }
 constexpr std::uint64_t no_threshold = (std::uint64_t{0xFF800000U} << 32) | 0x7FFFFFFFU;  ///< all but NaN pass
 
-/// A row's list while it grows.
-struct ListState {
+/// A row's list while it grows. Its scores are counted in bins as they come, so that the threshold rises with every
+/// block, and the list is cut only when it is full.
+struct RowList {
   std::uint64_t threshold;  ///< what does not exceed it cannot be among the best K; 0 until K are known
-  int count;
+  int count;                ///< entries
+  int dead;                 ///< of those, the ones in lower bins than `bin`
+  int bin;                  ///< K entries lie in this bin and higher ones
+  float factor, offset;     ///< of the bins; a factor of 0 means that nothing is counted
+  int lay_out_at;           ///< entries with which bins are laid out
 };
 
-constexpr int staged_entries = 5120;  ///< a whole list up to K = 2048
-
 struct alignas(16) SelectScratch {
-  std::uint64_t staged[staged_entries];  ///< a list that is being cut
-  Mbarrier staged_full;
-  alignas(16) std::uint32_t histogram[histogram_words + 4];  ///< also the bitmap of the sorted output
+  alignas(16) std::uint32_t bitmap[bitmap_words];            ///< of the sorted output
+  alignas(16) std::uint32_t histogram[histogram_words + 4];  ///< of an exact cut
   std::uint64_t small[small_list];
   unsigned long long sum;
+  std::uint64_t kth;
+  alignas(16) std::uint32_t thread_low[select_threads];
+  alignas(16) std::uint32_t thread_high[select_threads];
   std::uint32_t warp_low[select_warps], warp_high[select_warps], warp_sum[select_warps];
   std::uint32_t maximum;
   int bin, above, inside, kept, small_count;
 };
 
+/// Keeps the compiler from working out ahead, and holding over whole loops, what follows from the thread's number: the
+/// select warps have few registers.
+__device__ __forceinline__ void forget(int& thread) { asm volatile("" : "+r"(thread)); }
+
 __device__ __forceinline__ void select_sync() { named_sync<select_barrier, select_threads>(); }
+
+/// Whether `condition` holds for all threads of the select warps, which it synchronises.
+__device__ __forceinline__ bool select_all(bool condition) {
+  std::uint32_t all;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbarrier.cta.red.and.pred q, %2, %3, p;\nselp.u32 %0, 1, 0, q;\n}\n"
+      : "=r"(all)
+      : "r"(static_cast<unsigned>(condition)), "n"(select_barrier), "n"(select_threads)
+      : "memory");
+  return all != 0;
+}
 
 /// Exclusive prefix sum of one value a thread over the select warps. Ends without a barrier: `warp_sum` may be
 /// written again only after one.
@@ -84,11 +105,17 @@ __device__ __forceinline__ std::uint32_t select_prefix(std::uint32_t value, Sele
   return before + sum - value;
 }
 
-__device__ __forceinline__ void clear_histogram(SelectScratch& scratch, int thread) {
+/// A multiple of histogram_words.
+__device__ __forceinline__ void clear_words(std::uint32_t* words, int count, int thread) {
+  for (int part = 0; part < count; part += histogram_words) {
 #pragma unroll
-  for (int i = 0; i < bins_per_thread / 4; ++i) {
-    reinterpret_cast<uint4*>(scratch.histogram)[thread + i * select_threads] = make_uint4(0, 0, 0, 0);
+    for (int i = 0; i < bins_per_thread / 4; ++i) {
+      reinterpret_cast<uint4*>(words + part)[thread + i * select_threads] = make_uint4(0, 0, 0, 0);
+    }
   }
+}
+__device__ __forceinline__ void clear_histogram(SelectScratch& scratch, int thread) {
+  clear_words(scratch.histogram, histogram_words, thread);
 }
 
 }  // namespace tandem::detail::sm90

@@ -14,6 +14,18 @@ constexpr std::uint32_t unused_bin = histogram_words;  ///< never looked at
 __device__ __forceinline__ void count_in(std::uint32_t* bin) {
   asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(shared_address(bin)) : "memory");
 }
+__device__ __forceinline__ void count_if(bool condition, std::uint32_t* bin) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.u32 p, %1, 0;\n@p red.shared.add.u32 [%0], 1;\n}\n" ::"r"(shared_address(bin)),
+      "r"(static_cast<unsigned>(condition))
+      : "memory");
+}
+__device__ __forceinline__ void set_bit_if(bool condition, std::uint32_t* words, std::uint32_t bit) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p red.shared.or.b32 [%0], %1;\n}\n" ::"r"(
+                   shared_address(words + bit / 32)),
+               "r"(1U << bit % 32), "r"(static_cast<unsigned>(condition))
+               : "memory");
+}
 __device__ __forceinline__ int take_slots(int* counter, int slots) {
   int before;
   asm volatile("atom.shared.add.u32 %0, [%1], %2;"
@@ -23,72 +35,30 @@ __device__ __forceinline__ int take_slots(int* counter, int slots) {
   return before;
 }
 
-/// Appends the rank keys of a block's segments that exceed their rows' thresholds to the rows' lists. All select warps,
-/// three threads a segment: global memory answers slowly beside the matrix products, so everything is asked for at
-/// once. Afterwards the warps must synchronise.
-template <int Rows>
-__device__ __forceinline__ void append_segments(const std::uint64_t* segments, int segment,
-                                                const std::uint16_t* lengths, std::uint64_t* lists, int capacity,
-                                                ListState* states, int thread) {
-  constexpr int unroll = 8, sharers = 3, segments_of_row = 8;
-  const int part = thread % sharers;
-  for (int at = thread / sharers; at < Rows * segments_of_row; at += select_threads / sharers) {
-    const int row = at / segments_of_row;
-    const int length = lengths[at];
-    const std::uint64_t threshold = states[row].threshold;
-    const std::uint64_t* from = segments + at * segment + part;
-    for (int first = part; first < length; first += sharers * unroll) {
-      std::uint64_t key[unroll];
-#pragma unroll
-      for (int i = 0; i < unroll; ++i) key[i] = first + sharers * i < length ? from[first - part + sharers * i] : 0;
-      int mine = 0;
-#pragma unroll
-      for (int i = 0; i < unroll; ++i) mine += key[i] > threshold ? 1 : 0;
-      std::uint64_t* to = lists + static_cast<std::int64_t>(row) * capacity + take_slots(&states[row].count, mine);
-#pragma unroll
-      for (int i = 0; i < unroll; ++i) {
-        store_if(key[i] > threshold, to, key[i]);
-        to += key[i] > threshold ? 1 : 0;
-      }
-    }
-  }
-}
-
-/// Brings a list of up to staged_entries to shared memory. All select warps; `parity` is that of the stage's next
-/// phase.
-__device__ __forceinline__ const std::uint64_t* stage_list(const std::uint64_t* list, int n, SelectScratch& scratch,
-                                                           unsigned& parity, int thread) {
-  fence_async();  // the copy engine reads what was written, and overwrites what was read, by ordinary instructions
-  select_sync();
-  if (thread == 0) {
-    const auto bytes = static_cast<std::uint32_t>((n + 1) / 2 * 16);
-    scratch.staged_full.arrive_expect(bytes);
-    copy_bulk(scratch.staged, list, bytes, scratch.staged_full);
-  }
-  scratch.staged_full.wait(parity);
-  parity ^= 1;
-  return scratch.staged;
-}
-
 /// Finds the bin in which the `need`-th greatest of the counted keys lies: scratch.bin, how many lie in bins above it,
-/// how many inside.
-__device__ __forceinline__ void find_bin(int need, SelectScratch& scratch, int thread) {
-  const int top = histogram_words - 1 - bins_per_thread * thread;
+/// how many inside. There are at least `need`.
+template <int Bins>
+__device__ __forceinline__ void find_bin(const std::uint32_t* histogram, int need, SelectScratch& scratch, int thread) {
+  forget(thread);
+  constexpr int part = (Bins + 4 * select_threads - 1) / (4 * select_threads) * 4;  // bins of a thread
+  const int top = Bins - 1 - part * thread;
   std::uint32_t mine = 0;
 #pragma unroll
-  for (int i = 0; i < bins_per_thread / 4; ++i) {
-    const uint4 four = reinterpret_cast<const uint4*>(scratch.histogram)[(top + 1) / 4 - 1 - i];
-    mine += four.x + four.y + four.z + four.w;
+  for (int i = 0; i < part / 4; ++i) {
+    if (top - 4 * i >= 3) {
+      const uint4 four = reinterpret_cast<const uint4*>(histogram)[(top - 4 * i) / 4];
+      mine += four.x + four.y + four.z + four.w;
+    }
   }
   const std::uint32_t above = select_prefix(mine, scratch, thread);
   const auto wanted = static_cast<std::uint32_t>(need);
   if (above < wanted && wanted <= above + mine) {
     std::uint32_t passed = above;
     int bin = top;
-    while (passed + scratch.histogram[bin] < wanted) passed += scratch.histogram[bin--];
+    while (passed + histogram[bin] < wanted) passed += histogram[bin--];
     scratch.bin = bin;
     scratch.above = static_cast<int>(passed);
-    scratch.inside = static_cast<int>(scratch.histogram[bin]);
+    scratch.inside = static_cast<int>(histogram[bin]);
   }
   select_sync();
 }
@@ -131,13 +101,13 @@ struct ScoreBins {
   }
 };
 
-/// Appends those of a lane's keys that are no less than `least` to the kept part of the list.
+/// Appends a lane's chosen keys to the kept part of the list.
 template <int Count>
-__device__ __forceinline__ void keep_from(std::uint64_t least, const std::uint64_t (&keys)[Count], std::uint64_t* list,
-                                          SelectScratch& scratch, int lane) {
+__device__ __forceinline__ void keep_those(const bool (&keep)[Count], const std::uint64_t (&keys)[Count],
+                                           std::uint64_t* list, SelectScratch& scratch, int lane) {
   int mine = 0;
 #pragma unroll
-  for (int i = 0; i < Count; ++i) mine += keys[i] >= least ? 1 : 0;
+  for (int i = 0; i < Count; ++i) mine += keep[i] ? 1 : 0;
   int sum = mine;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
@@ -149,8 +119,8 @@ __device__ __forceinline__ void keep_from(std::uint64_t least, const std::uint64
   std::uint64_t* to = list + __shfl_sync(full_warp, at, 31) + sum - mine;
 #pragma unroll
   for (int i = 0; i < Count; ++i) {
-    store_if(keys[i] >= least, to, keys[i]);
-    to += keys[i] >= least ? 1 : 0;
+    store_if(keep[i], to, keys[i]);
+    to += keep[i] ? 1 : 0;
   }
 }
 
@@ -172,83 +142,15 @@ __device__ __forceinline__ ScoreBins common_bins(std::uint32_t low, std::uint32_
   return ScoreBins(low, high);
 }
 
-/// Cuts the list to somewhat more than k entries, by a threshold that a sample suggests: less than half the work of an
-/// exact cut, which only the end of a row needs. Returns false, with nothing changed, if the suggestion is no good.
-/// `source` holds the entries: the list itself or its copy in shared memory. All select warps, which have synchronised
-/// after the list was written; afterwards the list is ready.
-__device__ __forceinline__ bool cut_roughly(const std::uint64_t* source, std::uint64_t* list, ListState& state, int k,
-                                            SelectScratch& scratch, int thread) {
-  constexpr int samples = 12;
-  const int n = state.count;
-  const int lane = thread & 31;
-  const int stride = (n + select_threads * samples - 1) / (select_threads * samples);
-  const auto* upper_words = reinterpret_cast<const std::uint32_t*>(source) + 1;
-  clear_histogram(scratch, thread);
-  if (thread == 0) scratch.kept = 0;
-  std::uint32_t word[samples];
-  std::uint32_t low = ~0U, high = 0;
-#pragma unroll
-  for (int i = 0; i < samples; ++i) {
-    word[i] = upper_words[2 * min((thread + i * select_threads) * stride, n - 1)];
-    low = min(low, word[i]);
-    high = max(high, word[i]);
-  }
-  const ScoreBins bins = common_bins(low, high, scratch, thread);
-#pragma unroll
-  for (int i = 0; i < samples; ++i) {
-    word[i] = (thread + i * select_threads) * stride < n ? static_cast<std::uint32_t>(bins(word[i])) : unused_bin;
-  }
-#pragma unroll
-  for (int i = 0; i < samples; ++i) count_in(&scratch.histogram[word[i]]);
-  select_sync();
-  const int margin = (k + 2048) / 16;  // nearly four standard deviations at K = 2048
-  find_bin((k + margin) / stride, scratch, thread);
-  const bool lowest = scratch.bin == 0;  // everything: no threshold
-  const std::uint32_t least = bins.first_word(scratch.bin);
-  int mine = 0;
-  for (int first = thread; first < n; first += select_threads * samples) {
-#pragma unroll
-    for (int i = 0; i < samples; ++i) word[i] = upper_words[2 * min(first + i * select_threads, n - 1)];
-#pragma unroll
-    for (int i = 0; i < samples; ++i) mine += (word[i] >= least) & (first + i * select_threads < n) ? 1 : 0;
-  }
-  mine = __reduce_add_sync(full_warp, mine);
-  if (lane == 0) scratch.warp_low[thread / 32] = static_cast<std::uint32_t>(mine);
-  select_sync();
-  int total = 0;
-#pragma unroll
-  for (int warp = 0; warp < select_warps; ++warp) total += static_cast<int>(scratch.warp_low[warp]);
-  if (lowest || total < k || total > k + 2 * margin) {
-    select_sync();
-    return false;
-  }
-  constexpr int unroll = 8;
-  for (int begin = thread; begin - thread < n; begin += select_threads * unroll) {
-    std::uint64_t keys[unroll];
-#pragma unroll
-    for (int i = 0; i < unroll; ++i) keys[i] = source[min(begin + i * select_threads, n - 1)];
-    if (begin + (unroll - 1) * select_threads >= n) {
-#pragma unroll
-      for (int i = 0; i < unroll; ++i) keys[i] = begin + i * select_threads < n ? keys[i] : 0;
-    }
-    if (source == list) select_sync();  // as in cut_list: all is read before anything is written
-    keep_from(static_cast<std::uint64_t>(least) << 32, keys, list, scratch, lane);
-  }
-  if (thread == 0) {
-    state.threshold = (static_cast<std::uint64_t>(least) << 32) - 1;
-    state.count = total;
-  }
-  select_sync();
-  return true;
-}
-
 /// Cuts the list, of more than k entries, to its k greatest, in no particular order, and raises the threshold to the
-/// k-th. Called like cut_roughly.
-__device__ __forceinline__ void cut_list(const std::uint64_t* source, std::uint64_t* list, ListState& state, int k,
-                                         SelectScratch& scratch, int thread) {
+/// k-th. Bins do not matter here, so it works for scores of any kind. All select warps, which have synchronised after
+/// the list was written; afterwards it is ready.
+__device__ __forceinline__ void cut_list(std::uint64_t* list, RowList& state, int k, SelectScratch& scratch,
+                                         int thread) {
+  forget(thread);
   const int lane = thread & 31;
   const int n = state.count;
-  const auto* upper_words = reinterpret_cast<const std::uint32_t*>(source) + 1;
+  const auto* upper_words = reinterpret_cast<const std::uint32_t*>(list) + 1;
   constexpr int words = 12;
   std::uint32_t low = ~0U, high = 0;
   for (int first = thread; first < n; first += select_threads * words) {
@@ -278,7 +180,7 @@ __device__ __forceinline__ void cut_list(const std::uint64_t* source, std::uint6
     for (int i = 0; i < words; ++i) count_in(&scratch.histogram[word[i]]);
   }
   select_sync();
-  find_bin(k, scratch, thread);
+  find_bin<histogram_words>(scratch.histogram, k, scratch, thread);
   int need = k - scratch.above;
   // Rank keys of the bin: [base, beyond).
   const int bin = scratch.bin;
@@ -294,7 +196,7 @@ __device__ __forceinline__ void cut_list(const std::uint64_t* source, std::uint6
       std::uint64_t keys[4];
       std::uint32_t word[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) keys[i] = source[min(first + i * select_threads, n - 1)];
+      for (int i = 0; i < 4; ++i) keys[i] = list[min(first + i * select_threads, n - 1)];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const bool in = (first + i * select_threads < n) & (keys[i] >= base) & (keys[i] < beyond);
@@ -304,7 +206,7 @@ __device__ __forceinline__ void cut_list(const std::uint64_t* source, std::uint6
       for (int i = 0; i < 4; ++i) count_in(&scratch.histogram[word[i]]);
     }
     select_sync();
-    find_bin(need, scratch, thread);
+    find_bin<histogram_words>(scratch.histogram, need, scratch, thread);
     need -= scratch.above;
     base += static_cast<std::uint64_t>(scratch.bin) << shift;
     beyond = min(beyond, base + (std::uint64_t{1} << shift));
@@ -315,12 +217,12 @@ __device__ __forceinline__ void cut_list(const std::uint64_t* source, std::uint6
   for (int begin = thread; begin - thread < n; begin += select_threads * unroll) {
     std::uint64_t keys[unroll];
 #pragma unroll
-    for (int i = 0; i < unroll; ++i) keys[i] = source[min(begin + i * select_threads, n - 1)];
+    for (int i = 0; i < unroll; ++i) keys[i] = list[min(begin + i * select_threads, n - 1)];
     if (begin + (unroll - 1) * select_threads >= n) {
 #pragma unroll
       for (int i = 0; i < unroll; ++i) keys[i] = begin + i * select_threads < n ? keys[i] : 0;
     }
-    if (source == list) select_sync();
+    select_sync();
     int mine = 0, inside = 0;
 #pragma unroll
     for (int i = 0; i < unroll; ++i) {
@@ -337,7 +239,10 @@ __device__ __forceinline__ void cut_list(const std::uint64_t* source, std::uint6
         slot += in ? 1 : 0;
       }
     }
-    keep_from(beyond, keys, list, scratch, lane);
+    bool keep[unroll];
+#pragma unroll
+    for (int i = 0; i < unroll; ++i) keep[i] = keys[i] >= beyond;
+    keep_those(keep, keys, list, scratch, lane);
   }
   select_sync();
   const int inside = scratch.small_count;
@@ -350,13 +255,17 @@ __device__ __forceinline__ void cut_list(const std::uint64_t* source, std::uint6
     if (rank == need - 1) {
       state.threshold = key;
       state.count = k;
+      state.factor = 0.0F;  // as if nothing had been counted
+      state.bin = 0;
+      state.dead = 0;
+      state.lay_out_at = 0;
     }
   }
   select_sync();
 }
 
 /// The threshold of a list that was restored: its least rank key if it has k entries. All select warps.
-__device__ __forceinline__ void restore_threshold(const std::uint64_t* list, ListState& state, int k,
+__device__ __forceinline__ void restore_threshold(const std::uint64_t* list, RowList& state, int k,
                                                   SelectScratch& scratch, int thread) {
   const int n = state.count;
   if (n != k) return;
