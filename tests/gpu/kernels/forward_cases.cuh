@@ -165,8 +165,7 @@ __global__ void oracle_kernel(SparseForwardArgs a, const std::int64_t* rows, dou
     }
     const std::int64_t at = (place * gridDim.y + h) * 512 + c;
     o.out[at] = sum > 0 ? exact / sum : 0.0;
-    o.plain[at] =
-        plain_sum > 0 ? static_cast<double>(__bfloat162float(__float2bfloat16(plain / plain_sum))) : 0.0;
+    o.plain[at] = plain_sum > 0 ? static_cast<double>(__bfloat162float(__float2bfloat16(plain / plain_sum))) : 0.0;
   }
   if (threadIdx.x == 0) {
     o.lse[place * gridDim.y + h] = all_top == -INFINITY ? -INFINITY : all_top + log(sum);

@@ -233,8 +233,8 @@ inline void check_one_hot(int heads, int dim, std::uint64_t seed) {
   }
   for (std::int64_t t = 0; t < queries; ++t) {
     length.push_back(t % 3 == 0 ? 1 : topk);
-    const int at = static_cast<int>(mix(seed + 2, static_cast<std::uint64_t>(t)) %
-                                    static_cast<std::uint64_t>(length.back()));
+    const int at =
+        static_cast<int>(mix(seed + 2, static_cast<std::uint64_t>(t)) % static_cast<std::uint64_t>(length.back()));
     chosen.push_back(lists[static_cast<std::size_t>(t * topk + at)]);
     // Queries are the chosen row, many times over.
     for (int h = 0; h < heads; ++h) {
@@ -311,8 +311,8 @@ inline void check_large_offsets(int heads, std::uint64_t seed) {
   CUDA_OK(cudaDeviceSynchronize());
   std::vector<std::uint16_t> result(static_cast<std::size_t>(queries * heads * 512));
   for (std::int64_t t = 0; t < queries; ++t) {
-    CUDA_OK(cudaMemcpy(result.data() + t * heads * 512, out.data() + t * stride,
-                       static_cast<std::size_t>(heads) * 1024, cudaMemcpyDeviceToHost));
+    CUDA_OK(cudaMemcpy(result.data() + t * heads * 512, out.data() + t * stride, static_cast<std::size_t>(heads) * 1024,
+                       cudaMemcpyDeviceToHost));
   }
   const Accuracy a = compare_with_oracle(args, {0, 1, 2}, result, lse.get());
   forward_report(accurate(a) && out.red_zone_intact(), "offsets past 2^31, H " + std::to_string(heads), describe(a));

@@ -8,8 +8,8 @@
 /// are the 64 rows of an instruction and heads its narrow side: S^T = K Q^T, O^T = V^T P^T. Padding 16 heads to 64 rows
 /// would cost four times the matrix work; so, the gather of rows is what bounds it.
 ///
-/// Slices of tiles pass through a ring, each filled again as soon as it has been read for the last time, so that most of
-/// shared memory waits for data. Tiles are dealt out to the matrix warpgroups, which accumulate on their own and are
+/// Slices of tiles pass through a ring, each filled again as soon as it has been read for the last time, so that most
+/// of shared memory waits for data. Tiles are dealt out to the matrix warpgroups, which accumulate on their own and are
 /// added up at the end of the item.
 namespace tandem::detail::sm90 {
 
@@ -27,8 +27,7 @@ template <int Heads, int Slices>
 struct alignas(1024) NarrowShared {
   static constexpr int q_slice_bytes = Heads * 128;
   static constexpr int q_bytes = 9 * q_slice_bytes;
-  static constexpr int fixed_bytes = q_bytes + narrow_groups * Heads * 128 +
-                                     narrow_groups * 6 * Heads * 4 + 2048;
+  static constexpr int fixed_bytes = q_bytes + narrow_groups * Heads * 128 + narrow_groups * 6 * Heads * 4 + 2048;
   static constexpr int ring = (227 * 1024 - fixed_bytes) / slice_bytes;
   static_assert(ring >= 2 * Slices && ring < tile_marks * Slices);  // a mark's last tile has been multiplied
 
@@ -94,8 +93,8 @@ struct NarrowGatherRole {
       const int tiles = tiles_of(length);
       for (int tile = 0; tile < tiles; ++tile) {
         const std::uint32_t there = rows.aim(p, entry);
-        entry = tile + 1 < tiles ? rows.entry(list_of(item), length, tile + 1)
-                                 : rows.entry(list_of(next), next_length, 0);
+        entry =
+            tile + 1 < tiles ? rows.entry(list_of(item), length, tile + 1) : rows.entry(list_of(next), next_length, 0);
 #pragma unroll
         for (int i = 0; i < Slices; ++i) {
           s.empty[place.slot].wait(place.parity ^ 1U);
@@ -125,7 +124,7 @@ struct NarrowMatrixRole {
 
   float out[value_slices][accumulators];
   float maximum[columns], sum[columns];
-  int thread, lane, warp;  ///< in the warpgroup
+  int thread, lane, warp;         ///< in the warpgroup
   RingPlace<Shared::ring> place;  ///< first slice of the group's next tile
   int mark;
 
@@ -135,9 +134,7 @@ struct NarrowMatrixRole {
   __device__ __forceinline__ void release(Mbarrier& barrier) const {
     if (lane == 0) barrier.arrive();
   }
-  static __device__ __forceinline__ int head_of(int column, int quad) {
-    return column / 2 * 8 + 2 * quad + column % 2;
-  }
+  static __device__ __forceinline__ int head_of(int column, int quad) { return column / 2 * 8 + 2 * quad + column % 2; }
 
   /// Probabilities of a tile from its scores, to shared memory.
   __device__ __forceinline__ void normalise(const SparseForwardParams& p, Shared& s, float (&score)[accumulators]) {
@@ -283,8 +280,8 @@ struct NarrowMatrixRole {
       for (int c = 0; c < columns; ++c) {
         const int head = head_of(c, quad);
         s.totals[group][0][head] = maximum[c];
-        s.totals[group][1][head] = s.maxima[group][0][head] + s.maxima[group][1][head] + s.maxima[group][2][head] +
-                                   s.maxima[group][3][head];
+        s.totals[group][1][head] =
+            s.maxima[group][0][head] + s.maxima[group][1][head] + s.maxima[group][2][head] + s.maxima[group][3][head];
       }
     }
     all_sync();

@@ -80,8 +80,8 @@ struct WideGatherRole {
       for (int tile = 0; tile < tiles; ++tile) {
         const int buffer = tile & 1;
         const std::uint32_t there = rows.aim(p, entry);
-        entry = tile + 1 < tiles ? rows.entry(list_of(item), length, tile + 1)
-                                 : rows.entry(list_of(next), next_length, 0);
+        entry =
+            tile + 1 < tiles ? rows.entry(list_of(item), length, tile + 1) : rows.entry(list_of(next), next_length, 0);
         if (first && thread == 0) fetch_queries(p, s, item, q_parity);
         const std::uint32_t to = shared_address(s.k[buffer][0]);
         s.empty[buffer][0].wait(parity >> buffer & 1U);
@@ -325,7 +325,8 @@ struct WideMatrixRole {
           v[i + 2] = (quad & 2) != 0 ? v[i + 2] : other;
         }
         if (real) {
-          *reinterpret_cast<uint4*>(to + 8 * half * p.out_head_stride + 32 * group) = make_uint4(v[0], v[1], v[2], v[3]);
+          *reinterpret_cast<uint4*>(to + 8 * half * p.out_head_stride + 32 * group) =
+              make_uint4(v[0], v[1], v[2], v[3]);
         }
       }
     }
