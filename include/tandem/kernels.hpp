@@ -62,6 +62,15 @@ struct TopkState {
   Tensor length;   ///< i32 [rows]
 };
 
+/// Scores that were computed elsewhere, for a selection alone.
+struct ScoreMatrix {
+  Tensor scores;                            ///< f32 [s, n]; those of keys that a row does not see are not looked at
+  std::span<const std::int64_t> key_begin;  ///< s entries each, as in IndexerInputs
+  std::span<const std::int64_t> key_end;
+  std::int64_t topk = 0;
+  Tensor bounds = {};  ///< for kernels of a GPU, as in IndexerInputs
+};
+
 struct AttentionInputs {
   Tensor q;   ///< T [s, H, d], d = 576 or 512
   Tensor kv;  ///< T [n, d], landed rows; columns [0, 512) are the value
@@ -136,12 +145,17 @@ class TANDEM_EXPORT KernelSet {
   /// Throws what enqueued work found wrong with its inputs and had no other way to say (invalid_argument, naming the
   /// row), once. Complete when the streams are synchronized; every call of a GPU's kernels begins with it.
   virtual void throw_if_failed() {}
+  /// Bytes of device memory that this set holds beside the arguments of its calls, now.
+  virtual std::uint64_t scratch_bytes() const { return 0; }
 
   /// One step of the plan: rows of `step.rows` look at `step.keys`. Carried rows are numbered in the order of
   /// step.rows. If step.first their state starts empty, else it continues; if step.last their lists are written, else
   /// `state` keeps them.
   virtual void indexer_topk(const IndexerStep& step, const IndexerInputs& in, const TopkState& state,
                             const TopkLists& out, const Stream& stream) = 0;
+  /// The lists of all rows from given scores: what indexer_topk selects with, by itself. For tests and benchmarks; the
+  /// operator does not call it. Throws unsupported unless the set has one.
+  virtual void select_topk(const ScoreMatrix& in, const TopkLists& out, const Stream& stream);
   virtual void sparse_mla_forward(const AttentionInputs& in, const AttentionOutputs& out, const Stream& stream) = 0;
   /// Deterministic on the host whatever the thread count.
   virtual void sparse_mla_backward(RowRange rows, const AttentionInputs& in, const AttentionGradients& grads,

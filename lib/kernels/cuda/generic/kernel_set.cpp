@@ -77,6 +77,13 @@ class GenericKernels final : public KernelSet {
     expect_table("step_keys", in.step_keys, std::ssize(step.keys), 2);
     generic::indexer_topk(native(stream), step, in, state, out);
   }
+  void select_topk(const ScoreMatrix& in, const TopkLists& out, const Stream& stream) override {
+    throw_if_failed();
+    validate_select_topk(in, out);
+    expect_topk(in.topk);
+    expect_table("bounds", in.bounds, in.scores.size(0), 2);
+    generic::select_topk(native(stream), in, out);
+  }
   void sparse_mla_forward(const AttentionInputs& in, const AttentionOutputs& out, const Stream& stream) override {
     throw_if_failed();
     validate_sparse_mla_forward(in, out);
