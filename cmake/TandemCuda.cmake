@@ -2,6 +2,7 @@
 
 # Sets TANDEM_WITH_CUDA, and enables the CUDA language, only where that is wanted and nvcc is found.
 set(TANDEM_WITH_CUDA OFF)
+set(TANDEM_SM90 OFF)
 set(TANDEM_CUDA_SOURCES # the library's .cu files, relative to the source directory
   lib/device/cuda/rows.cu
   lib/dsa/cuda/lists.cu
@@ -12,6 +13,10 @@ set(TANDEM_CUDA_SOURCES # the library's .cu files, relative to the source direct
   lib/kernels/cuda/generic/sparse_backward.cu
   lib/kernels/cuda/generic/sparse_forward.cu
   plugins/transports/cuda_p2p/push_kernel.cu)
+set(TANDEM_SM90_SOURCES # of these, what Hopper's own instructions are for
+  lib/kernels/cuda/sm90/indexer.cu
+  lib/kernels/cuda/sm90/plain_lists.cu
+  lib/kernels/cuda/sm90/sparse_forward.cu)
 # What the code needs: cudaStreamGetDevice, and an nvcc that knows sm_100.
 set(TANDEM_CUDA_MINIMUM 12.8)
 if(NOT TANDEM_CUDA MATCHES "^(AUTO|ON|OFF)$")
@@ -62,4 +67,7 @@ if(NOT CUDAToolkit_FOUND OR CUDAToolkit_VERSION VERSION_LESS TANDEM_CUDA_MINIMUM
 endif()
 enable_language(CUDA)
 set(TANDEM_WITH_CUDA ON)
+if(CMAKE_CUDA_ARCHITECTURES MATCHES "90|all|native")
+  set(TANDEM_SM90 ON)
+endif()
 message(STATUS "CUDA: ${CUDAToolkit_VERSION}, for ${CMAKE_CUDA_ARCHITECTURES}")

@@ -178,10 +178,20 @@ struct CpuKernelOptions {
 /// or the loss, more only if that does not hold two rows a thread.
 TANDEM_EXPORT std::shared_ptr<KernelSet> cpu_kernels(const CpuKernelOptions& options = {});
 
-/// Correct on every GPU that the library's kernels were built for, and not tuned for any: name "cuda.generic". K is at
-/// most 8192. What it enqueues can be captured in a CUDA graph, and needs no memory beside its arguments. Forward
-/// results have the same bits in every run; dkv, dsink and d_index_k are added by atomics and do not. Throws
-/// unsupported, with the reason, for a device of the host and in a build without CUDA code.
-TANDEM_EXPORT std::shared_ptr<KernelSet> cuda_kernels(const Device& device);
+enum class CudaKernels {
+  best,  ///< sm90 where it runs, else generic
+  /// "cuda.generic": correct on every GPU that the library's kernels were built for, and not tuned for any. Needs no
+  /// memory beside its arguments.
+  generic,
+  /// "cuda.sm90", for Hopper alone: selects keys for bf16 and f8e4m3 inputs of 8, 16, 32 or 64 index heads, and attends
+  /// in bf16, with K a multiple of 64; all else, and rows whose lists are not distinct and ascending, is the work of
+  /// cuda.generic. Holds scratch for each stream that it is used on, at most 0.5 GB (scratch_bytes); inputs of the
+  /// indexer that are not dense, or not aligned to 16 bytes, are copied first, into more of it.
+  sm90,
+};
+/// K is at most 8192. What is enqueued can be captured in a CUDA graph. Forward results have the same bits in every
+/// run; dkv, dsink and d_index_k are added by atomics and do not. Throws unsupported, with the reason, for a device of
+/// the host, for a GPU that the kernels are not for, and in a build without them.
+TANDEM_EXPORT std::shared_ptr<KernelSet> cuda_kernels(const Device& device, CudaKernels which = CudaKernels::best);
 
 }  // namespace tandem

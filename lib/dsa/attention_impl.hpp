@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "device/impl.hpp"
+#include "device/temporaries.hpp"
 #include "dsa/plan_tables.hpp"
-#include "dsa/temporaries.hpp"
 #include "tandem/dsa.hpp"
 
 namespace tandem {

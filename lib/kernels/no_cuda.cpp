@@ -4,8 +4,8 @@
 
 namespace tandem {
 
-std::shared_ptr<KernelSet> cuda_kernels(const Device& /*device*/) {
-  throw Error(ErrorCode::unsupported, "kernel set cuda.generic: this build has no CUDA code");
+std::shared_ptr<KernelSet> cuda_kernels(const Device& /*device*/, CudaKernels /*which*/) {
+  throw Error(ErrorCode::unsupported, "CUDA kernels: this build has no CUDA code");
 }
 
 }  // namespace tandem

@@ -32,6 +32,9 @@
 namespace tandem::cli {
 namespace {
 
+constexpr std::pair<const char*, CudaKernels> cuda_sets[] = {{"cuda.generic", CudaKernels::generic},
+                                                             {"cuda.sm90", CudaKernels::sm90}};
+
 using nlohmann::json;
 
 std::string compiler() {
@@ -142,10 +145,12 @@ json unavailable_json(const detail::Topology& topology) {
     if (std::none_of(there.begin(), there.end(), [&](const tandem_transport* t) { return name == t->name; }))
       add(name + " transport", "not part of this build");
   }
-  try {
-    cuda_kernels(Device::cuda());
-  } catch (const Error& e) {
-    add("cuda.generic kernels", e.what());
+  for (const auto& [name, which] : cuda_sets) {
+    try {
+      cuda_kernels(Device::cuda(), which);
+    } catch (const Error& e) {
+      add(fmt::format("{} kernels", name), e.what());
+    }
   }
   return list;
 }
@@ -156,10 +161,12 @@ json kernels_json() {
     list.push_back({{"name", set.name()}, {"numerics_version", set.numerics_version()}});
   };
   add(*cpu_kernels());
-  try {
-    add(*cuda_kernels(Device::cuda()));
-  } catch (const Error&) {
-    // Why it is not there is told among the unavailable.
+  for (const auto& [name, which] : cuda_sets) {
+    try {
+      add(*cuda_kernels(Device::cuda(), which));
+    } catch (const Error&) {
+      // Why it is not there is told among the unavailable.
+    }
   }
   return list;
 }

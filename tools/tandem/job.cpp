@@ -76,6 +76,15 @@ DType choose_dtype(std::string_view option, const std::optional<std::string>& te
   return text && parse_choice(option, *text, {"fp32", "bf16"}) == 1 ? DType::bf16 : DType::f32;
 }
 
+void choose_kernels(const std::optional<std::string>& given, DeviceKind device, std::string& kernels) {
+  const std::vector<std::string> names{"cpu", "cuda", "cuda.generic", "cuda.sm90"};
+  const bool cuda = device == DeviceKind::cuda;
+  kernels = names[given ? parse_choice("--kernels", *given, names) : cuda ? 1 : 0];
+  if (kernels.starts_with("cuda") == cuda) return;
+  throw UsageError(fmt::format("--kernels: {} do not run on --device {}; use {}", kernels, cuda ? "cuda" : "host",
+                               cuda ? "cuda" : "cpu"));
+}
+
 void choose_device(const DsaArguments& a, DsaJob& job) {
   if (a.device && parse_choice("--device", *a.device, {"host", "cuda"}) == 1) job.device = DeviceKind::cuda;
   if (job.device == DeviceKind::cuda && Device::cuda_count() == 0) {
@@ -85,27 +94,28 @@ void choose_device(const DsaArguments& a, DsaJob& job) {
       throw UsageError(fmt::format("--device: cuda cannot be used: {}", e.what()));
     }
   }
-  const std::vector<std::string> of_device{job.device == DeviceKind::cuda ? "cuda.generic" : "cpu"};
-  job.kernels = of_device.front();
-  if (!a.kernels) return;
-  job.kernels =
-      std::vector<std::string>{"cpu", "cuda.generic"}[parse_choice("--kernels", *a.kernels, {"cpu", "cuda.generic"})];
-  if (job.kernels != of_device.front()) {
-    throw UsageError(fmt::format("--kernels: {} do not run on --device {}; use {}", job.kernels,
-                                 job.device == DeviceKind::cuda ? "cuda" : "host", of_device.front()));
-  }
+  choose_kernels(a.kernels, job.device, job.kernels);
 }
 
-void choose_ranks(const DsaArguments& a, const std::optional<LaunchedRank>& launched, DsaJob& job) {
-  const std::vector<std::string> transports = job.device == DeviceKind::cuda
-                                                  ? std::vector<std::string>{"cuda_p2p"}
-                                                  : std::vector<std::string>{"tcp", "loopback"};
+void choose_transport(const DsaArguments& a, DsaJob& job) {
+  if (job.device == DeviceKind::cuda) {
+    // Left to the communicator, pair by pair, unless one is named.
+    job.transport = "";
+    const std::vector<std::string> transports{"cuda_p2p", "nccl", "tcp"};
+    if (a.transport) job.transport = transports[parse_choice("--transport", *a.transport, transports)];
+    return;
+  }
+  const std::vector<std::string> transports{"tcp", "loopback"};
   job.transport = transports.front();
   if (a.transport) {
     job.transport = transports[parse_choice("--transport", *a.transport, transports)];
   } else if (const std::optional<std::string> chosen = Env::read().transport) {
     job.transport = transports[parse_choice("TANDEM_TRANSPORT", *chosen, transports)];
   }
+}
+
+void choose_ranks(const DsaArguments& a, const std::optional<LaunchedRank>& launched, DsaJob& job) {
+  choose_transport(a, job);
   job.ranks = static_cast<int>(integer_or("--ranks", a.ranks, 1, most_ranks, launched ? launched->size : 4));
   if (!launched) return;
   if (job.ranks != launched->size) {
@@ -186,8 +196,8 @@ DsaJob make_job(const DsaArguments& a, const std::optional<LaunchedRank>& launch
   job.wire = choose_dtype("--wire", a.wire);
   if (a.seed) job.seed = parse_seed("--seed", *a.seed);
   job.deterministic = a.deterministic;
-  if (job.deterministic && job.kernels == "cuda.generic") {
-    throw UsageError("--deterministic: cuda.generic adds gradients of keys in no fixed order");
+  if (job.deterministic && job.device == DeviceKind::cuda) {
+    throw UsageError("--deterministic: kernels of a GPU add gradients of keys in no fixed order");
   }
   job.check = a.check;
   job.memory = a.memory;

@@ -35,9 +35,9 @@ struct DsaArguments {
 /// What `tandem dsa` is asked to do, checked and complete: the same on every rank.
 struct DsaJob {
   int ranks = 4;
-  std::string transport = "tcp";
+  std::string transport = "tcp";  ///< "": what the communicator chooses
   DeviceKind device = DeviceKind::host;
-  std::string kernels = "cpu";  ///< name of the kernel set
+  std::string kernels = "cpu";  ///< the kernel set's name, or "cuda": the best for the GPU
   std::chrono::milliseconds rendezvous_timeout{10000};
   std::chrono::milliseconds timeout{60000};
   std::string model = "tiny";

@@ -152,10 +152,13 @@ class Cli {
     };
     DsaArguments& a = dsa_;
     value("--ranks", a.ranks, "N", "Number of ranks (4, or the launcher's)");
-    value("--transport", a.transport, "NAME",
-          "tcp between processes (default) or loopback between threads; cuda_p2p between GPUs");
+    value(
+        "--transport", a.transport, "NAME",
+        "tcp between processes (default) or loopback between threads; between GPUs cuda_p2p, nccl or tcp (the first of "
+        "them that works)");
     value("--device", a.device, "host|cuda", "Where ranks compute (host); ranks share GPUs if they are more");
-    value("--kernels", a.kernels, "NAME", "Kernel set: cpu on the host, cuda.generic on GPUs");
+    value("--kernels", a.kernels, "NAME",
+          "Kernel set: cpu on the host; on GPUs cuda (the best there is), cuda.generic or cuda.sm90");
     value("--rendezvous-timeout", a.rendezvous_timeout, "S", "Seconds for ranks to find each other (10)");
     value("--timeout", a.timeout, "S", "Seconds that an operation may take (60)");
     value("--model", a.model, "NAME",
@@ -175,7 +178,7 @@ class Cli {
     value("--index-dtype", a.index_dtype, "fp32|bf16|e4m3",
           "Of the indexer's queries and keys (as --dtype); e4m3 has a scale for each row, and each head of a query");
     dsa->add_flag("--deterministic", a.deterministic,
-                  "Equal bits from run to run (always so on the host; not of cuda.generic)");
+                  "Equal bits from run to run (always so on the host; not on GPUs)");
     value("--wire", a.wire, "fp32|bf16", "How gradients of keys travel (fp32)");
     dsa->add_flag("--check", a.check, "Compare with the unsharded float64 reference");
     dsa->add_flag("--memory", a.memory, "Show each rank's memory");

@@ -66,7 +66,7 @@ bool RankRun::idle(Deadline deadline) const noexcept {
 void RankRun::compute() {
   const SequenceLayout layout = job_.layout(ranks_);
   plan_.emplace(layout, comm_->rank(), job_.plan_options(ranks_));
-  attention_ = std::make_unique<DsaAttention>(*comm_, make_kernels(), config_of(job_));
+  attention_ = std::make_unique<DsaAttention>(*comm_, kernels_ = make_kernels(), config_of(job_));
   attention_->prepare(*plan_);
   memory_ = attention_->memory(*plan_);
   inputs_ = make_inputs();
@@ -99,7 +99,9 @@ InputRows RankRun::make_inputs() const {
 }
 
 std::shared_ptr<KernelSet> RankRun::make_kernels() const {
-  if (job_.kernels == "cuda.generic") return cuda_kernels(device_);
+  if (job_.kernels == "cuda") return cuda_kernels(device_);
+  if (job_.kernels == "cuda.generic") return cuda_kernels(device_, CudaKernels::generic);
+  if (job_.kernels == "cuda.sm90") return cuda_kernels(device_, CudaKernels::sm90);
   return cpu_kernels({.threads = threads_});
 }
 
@@ -132,6 +134,7 @@ RankSummary RankRun::summarize_run() const {
   for (const Work* work : {&forward_.gather, &backward_.reduce}) {
     for (const std::string& path : work->paths()) paths.insert(path);
   }
+  kernels_->name().copy(summary.kernels, sizeof(summary.kernels) - 1);
   std::string joined;
   for (const std::string& path : paths) joined += path + ",";
   joined.copy(summary.paths, sizeof(summary.paths) - 1);

@@ -50,6 +50,7 @@ class RankRun {
   DsaMemory memory_;
   std::optional<Communicator> comm_;
   std::optional<Plan> plan_;
+  std::shared_ptr<KernelSet> kernels_;
   std::unique_ptr<DsaAttention> attention_;  // before what it uses goes
   DsaAttention::Forward forward_;
   DsaAttention::Backward backward_;

@@ -49,7 +49,7 @@ const char* name_of(DType dtype) {
 std::string headline(const Report& report) {
   const DsaJob& job = report.job;
   const SequenceLayout& layout = report.layout;
-  std::string text = job.ranks == 1 ? "1 rank" : fmt::format("{} ranks over {}", job.ranks, job.transport);
+  std::string text = job.ranks == 1 ? "1 rank" : fmt::format("{} ranks over {}", job.ranks, report.transport());
   fmt::format_to(std::back_inserter(text), ", {}; {} document{}, {} rows ({} tokens), {}\n",
                  to_string(layout.partition()), layout.documents(), layout.documents() == 1 ? "" : "s",
                  layout.total_rows(), layout.real_rows(), job.texts.empty() ? "random inputs" : "inputs from text");
@@ -58,7 +58,7 @@ std::string headline(const Report& report) {
   fmt::format_to(std::back_inserter(text),
                  "model {}: H {}, Hi {}, d {}, K {}, {}{}; kernels {}; chunks of at most {} tokens\n\n", job.model,
                  job.shape.heads, job.shape.index_heads, job.shape.dim, job.shape.topk, types,
-                 job.wire == DType::bf16 ? ", gradients of keys travel as bf16" : "", job.kernels,
+                 job.wire == DType::bf16 ? ", gradients of keys travel as bf16" : "", report.kernels(),
                  job.plan_options(job.ranks).chunk_tokens);
   return text;
 }
@@ -135,15 +135,21 @@ std::vector<std::string> Report::paths() const {
   return {all.begin(), all.end()};
 }
 
+std::string Report::transport() const {
+  if (!job.transport.empty()) return job.transport;
+  const std::vector<std::string> used = paths();
+  return used.empty() ? "none" : fmt::format("{}", fmt::join(used, ","));
+}
+
 nlohmann::ordered_json Report::to_json() const {
   json report = {
       {"ranks", job.ranks},
       {"tokens", per_rank(ranks, [](const RankSummary& r) { return r.tokens; })},
       {"documents", layout.documents()},
       {"layout", to_string(layout.partition())},
-      {"transport", job.transport},
+      {"transport", transport()},
       {"device", job.device == DeviceKind::cuda ? "cuda" : "host"},
-      {"kernels", job.kernels},
+      {"kernels", kernels()},
       {"gathered_bytes", per_rank(ranks, [](const RankSummary& r) { return r.gathered_bytes; })},
       {"moved_fraction", moved_fraction()},
       {"exposed_us", per_rank(ranks, [](const RankSummary& r) { return r.exposed_us; })},

@@ -24,7 +24,8 @@ struct RankSummary {
   double compute_us = 0;
   std::int64_t nan_scores = 0;
   DsaMemory memory;
-  char paths[64] = {};  ///< transports that moved bytes, each followed by a comma
+  char kernels[32] = {};  ///< name of the kernel set
+  char paths[64] = {};    ///< transports that moved bytes, each followed by a comma
 };
 
 /// The result of `tandem dsa`.
@@ -35,6 +36,10 @@ struct Report {
   std::vector<RankSummary> ranks;
   std::optional<CheckResult> check;
 
+  /// What was asked for, or what moved bytes if that was left open.
+  std::string transport() const;
+  /// Name of the kernel set: what ran, not what was asked for.
+  std::string kernels() const { return ranks.empty() ? job.kernels : ranks.front().kernels; }
   /// Without --check: that it ran.
   bool ok() const { return !check || check->ok(); }
   /// Bytes gathered over those of a full all-gather.

@@ -11,10 +11,10 @@ using testing::test_rng;
 /// All kernels of a forward on the same inputs: the indexer in two steps, attention, both kinds of loss.
 class CapturedKernels : public KernelsOnGpu {
  protected:
-  static constexpr std::int64_t topk = 40;
+  static constexpr std::int64_t topk = 64;
 
   Case make(std::mt19937_64& rng) const {
-    return testing::make_case(rng, {.rows = 50, .keys = 400, .heads = 5, .index_heads = 3, .topk = topk, .sink = true},
+    return testing::make_case(rng, {.rows = 50, .keys = 400, .heads = 5, .index_heads = 8, .topk = topk, .sink = true},
                               DType::bf16);
   }
   void prepare(const Case& c) {
@@ -76,7 +76,7 @@ class CapturedKernels : public KernelsOnGpu {
   Tensor losses_[2];
 };
 
-TEST_F(CapturedKernels, ReplaysWithInputsChangedInPlaceEqualEagerCalls) {
+TEST_P(CapturedKernels, ReplaysWithInputsChangedInPlaceEqualEagerCalls) {
   auto rng = test_rng(90);
   Case cases[] = {make(rng), make(rng)};
   cases[1].p.begin = cases[0].p.begin;  // the bounds are the plan's
@@ -106,6 +106,8 @@ TEST_F(CapturedKernels, ReplaysWithInputsChangedInPlaceEqualEagerCalls) {
   cudaGraphExecDestroy(executable);
   cudaGraphDestroy(graph);
 }
+
+INSTANTIATE_TEST_SUITE_P(Kernels, CapturedKernels, ::testing::ValuesIn(kernel_sets), name_of_set);
 
 }  // namespace
 }  // namespace tandem::testing_gpu

@@ -94,7 +94,7 @@ class LossOnGpu : public KernelsOnGpu {
   }
 };
 
-TEST_F(LossOnGpu, MatchesTheReferenceSparseAndDense) {
+TEST_P(LossOnGpu, MatchesTheReferenceSparseAndDense) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f8e4m3}) {
     for (const std::int64_t heads : {1, 5, 16, 70}) {
       auto rng = test_rng(70 + static_cast<std::uint64_t>(heads));
@@ -123,7 +123,7 @@ TEST_F(LossOnGpu, MatchesTheReferenceSparseAndDense) {
   }
 }
 
-TEST_F(LossOnGpu, RowsWithoutKeysHaveNoLossAndNoGradient) {
+TEST_P(LossOnGpu, RowsWithoutKeysHaveNoLossAndNoGradient) {
   auto rng = test_rng(80);
   Case c =
       testing::make_case(rng, {.rows = 4, .keys = 40, .heads = 1, .index_heads = 3, .dim = 16, .topk = 6}, DType::f32);
@@ -142,7 +142,7 @@ TEST_F(LossOnGpu, RowsWithoutKeysHaveNoLossAndNoGradient) {
   for (const double x : values_of(r.d_index_k)) ASSERT_TRUE(std::isfinite(x));
 }
 
-TEST_F(LossOnGpu, ManyKeys) {
+TEST_P(LossOnGpu, ManyKeys) {
   auto rng = test_rng(81);
   Case c = testing::make_case(rng, {.rows = 3, .keys = 3000, .heads = 1, .index_heads = 2, .dim = 16, .topk = 2500},
                               DType::bf16);
@@ -156,6 +156,8 @@ TEST_F(LossOnGpu, ManyKeys) {
                      reference::indexer_loss(c.p, &lists, {0, c.p.rows}, 0, &sums));
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Kernels, LossOnGpu, ::testing::ValuesIn(kernel_sets), name_of_set);
 
 }  // namespace
 }  // namespace tandem::testing_gpu

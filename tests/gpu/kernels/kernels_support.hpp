@@ -31,13 +31,25 @@ inline Tensor allocate_like(const Device& device, const Tensor& t) {
 }
 inline std::size_t bytes_in(const Tensor& t) { return static_cast<std::size_t>(t.elements()) * size_of(t.dtype()); }
 
-class KernelsOnGpu : public GpuTest {
+constexpr CudaKernels kernel_sets[] = {CudaKernels::generic, CudaKernels::sm90};
+
+inline std::string name_of_set(const ::testing::TestParamInfo<CudaKernels>& info) {
+  return info.param == CudaKernels::generic ? "Generic" : "Sm90";
+}
+
+/// Once with each set. Where sm90 has no kernels of its own it has those of generic, so that all holds for it, too.
+class KernelsOnGpu : public GpuTest, public ::testing::WithParamInterface<CudaKernels> {
  protected:
   void SetUp() override {
     GpuTest::SetUp();
     if (IsSkipped()) return;
     stream_ = stream();
-    kernels_ = cuda_kernels(device());
+    try {
+      kernels_ = cuda_kernels(device(), GetParam());
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::unsupported) throw;
+      GTEST_SKIP() << "SKIPPED: " << e.what();
+    }
     cpu_device_ = std::make_unique<Device>(Device::host());
     cpu_stream_ = cpu_device_->create_stream();
     cpu_ = cpu_kernels({.threads = 2});

@@ -54,7 +54,9 @@ class SelectTopkOnGpu : public KernelsOnGpu {
   }
 };
 
-TEST_F(SelectTopkOnGpu, ScoresOfEveryShapeGiveTheCpusLists) {
+INSTANTIATE_TEST_SUITE_P(, SelectTopkOnGpu, ::testing::ValuesIn(kernel_sets), name_of_set);
+
+TEST_P(SelectTopkOnGpu, ScoresOfEveryShapeGiveTheCpusLists) {
   auto rng = test_rng(81);
   const std::vector<std::pair<const char*, std::function<float(std::int64_t)>>> shapes = {
       {"random", [&](std::int64_t) { return static_cast<float>(rng() % 100000) - 50000.0F; }},
@@ -76,14 +78,14 @@ TEST_F(SelectTopkOnGpu, ScoresOfEveryShapeGiveTheCpusLists) {
   }
 }
 
-TEST_F(SelectTopkOnGpu, LargeKAndManyKeys) {
+TEST_P(SelectTopkOnGpu, LargeKAndManyKeys) {
   auto rng = test_rng(82);
   for (const std::int64_t topk : {2048, 8192}) {
     expect_cpus_lists(4, 70000, topk, 0, [&](std::int64_t) { return static_cast<float>(rng() % 5000); });
   }
 }
 
-TEST_F(SelectTopkOnGpu, NeedsBoundsInTheGpusMemory) {
+TEST_P(SelectTopkOnGpu, NeedsBoundsInTheGpusMemory) {
   const std::vector<std::int64_t> begin{0}, end{9};
   const Tensor scores = up(testing::zeros(DType::f32, {1, 9}));
   const TopkLists lists{up(testing::zeros(DType::i32, {1, 2})), up(testing::zeros(DType::i32, {1})),

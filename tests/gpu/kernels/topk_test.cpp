@@ -100,9 +100,10 @@ Case case_with_scores(std::int64_t rows, std::int64_t topk, const std::vector<fl
   return c;
 }
 
-TEST_F(TopkOnGpu, ExactScoresGiveTheCpusListsWhateverTheSteps) {
+TEST_P(TopkOnGpu, ExactScoresGiveTheCpusListsWhateverTheSteps) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f8e4m3}) {
-    for (const auto& [heads, topk] : {std::pair{1, 1}, {2, 7}, {3, 64}, {16, 130}, {70, 33}}) {
+    for (const auto& [heads, topk] :
+         {std::pair{1, 1}, {2, 7}, {3, 64}, {8, 64}, {16, 130}, {16, 128}, {32, 512}, {64, 64}, {70, 33}}) {
       auto rng = test_rng(20 + static_cast<std::uint64_t>(heads));
       const std::int64_t rows = heads > 16 ? 20 : 60;
       Case c = testing::make_case(
@@ -119,7 +120,7 @@ TEST_F(TopkOnGpu, ExactScoresGiveTheCpusListsWhateverTheSteps) {
   }
 }
 
-TEST_F(TopkOnGpu, ScoresOfEveryShapeGiveTheCpusLists) {
+TEST_P(TopkOnGpu, ScoresOfEveryShapeGiveTheCpusLists) {
   const std::int64_t n = 1500;
   auto rng = test_rng(11);
   const std::vector<std::pair<const char*, std::function<float(std::int64_t)>>> shapes = {
@@ -147,7 +148,7 @@ TEST_F(TopkOnGpu, ScoresOfEveryShapeGiveTheCpusLists) {
 }
 
 /// The first column of row t of the queries is code t, that of key j code j; of half of the keys others are set, too.
-TEST_F(TopkOnGpu, EveryE4m3CodeGivesTheCpusLists) {
+TEST_P(TopkOnGpu, EveryE4m3CodeGivesTheCpusLists) {
   auto rng = test_rng(12);
   Case c = testing::make_case(rng, {.rows = 256, .keys = 256, .heads = 1, .index_heads = 1, .dim = 16, .topk = 100},
                               DType::f8e4m3);
@@ -170,7 +171,7 @@ TEST_F(TopkOnGpu, EveryE4m3CodeGivesTheCpusLists) {
   expect_same(run_whole(c), wanted);
 }
 
-TEST_F(TopkOnGpu, ScalesOfE4m3KeysMultiplyTheirScores) {
+TEST_P(TopkOnGpu, ScalesOfE4m3KeysMultiplyTheirScores) {
   auto rng = test_rng(13);
   for (const bool column : {false, true}) {
     Case c = testing::make_case(rng, {.rows = 40, .keys = 600, .heads = 1, .index_heads = 2, .dim = 16, .topk = 30},
@@ -187,21 +188,21 @@ TEST_F(TopkOnGpu, ScalesOfE4m3KeysMultiplyTheirScores) {
   }
 }
 
-TEST_F(TopkOnGpu, RowsThatSeeAtMostKTakeAllWithoutScoring) {
+TEST_P(TopkOnGpu, RowsThatSeeAtMostKTakeAllWithoutScoring) {
   Case c = case_with_scores(5, 5, std::vector<float>(9, NAN));
   c.p.begin = {0, 2, 3, 4, 9};
   c.p.end = {6, 6, 3, 9, 9};
   expect_same(run_whole(c), run_on_cpu(c));
 }
 
-TEST_F(TopkOnGpu, RandomScoresDifferFromTheReferenceInNearTiesOnly) {
+TEST_P(TopkOnGpu, RandomScoresDifferFromTheReferenceInNearTiesOnly) {
   int near_ties = 0;
   std::int64_t scored = 0;
   for (const DType dtype : {DType::f32, DType::bf16, DType::f8e4m3}) {
-    for (const std::int64_t heads : {1, 5, 40}) {
+    for (const auto& [heads, topk] : {std::pair{1, 24}, {5, 24}, {40, 24}, {8, 64}, {64, 128}}) {
       auto rng = test_rng(30 + static_cast<std::uint64_t>(heads));
       const Case c = testing::make_case(
-          rng, {.rows = 60, .keys = 400, .heads = 1, .index_heads = heads, .dim = 16, .topk = 24}, dtype);
+          rng, {.rows = 60, .keys = 400, .heads = 1, .index_heads = heads, .dim = 16, .topk = topk}, dtype);
       const Case g = on_gpu(c);
       const TopkLists lists = run(g, {whole_step(c)});
       expect_same(run(g, random_steps(rng, c)), lists);
@@ -213,11 +214,12 @@ TEST_F(TopkOnGpu, RandomScoresDifferFromTheReferenceInNearTiesOnly) {
     }
   }
   std::printf("%d of %lld rows differ in near ties\n", near_ties, static_cast<long long>(scored));
-  EXPECT_LE(near_ties, 9);
+  EXPECT_LE(near_ties, 15);
 }
 
-TEST_F(TopkOnGpu, LargeKAndManyKeys) {
-  for (const auto& [topk, keys, heads] : {std::tuple{2048, 9000, 2}, {5000, 9000, 1}, {8192, 9000, 1}}) {
+TEST_P(TopkOnGpu, LargeKAndManyKeys) {
+  for (const auto& [topk, keys, heads] :
+       {std::tuple{2048, 9000, 2}, {5000, 9000, 1}, {8192, 9000, 1}, {2048, 9000, 8}, {8192, 9000, 64}}) {
     auto rng = test_rng(40);
     Case c = testing::make_case(
         rng, {.rows = 4, .keys = keys, .heads = 1, .index_heads = heads, .dim = 16, .topk = topk}, DType::bf16);
@@ -231,11 +233,15 @@ TEST_F(TopkOnGpu, LargeKAndManyKeys) {
   }
 }
 
-TEST_F(TopkOnGpu, RowsMayLieApartAndUnaligned) {
-  for (const DType dtype : {DType::f32, DType::bf16, DType::f8e4m3}) {
+TEST_P(TopkOnGpu, RowsMayLieApartAndUnaligned) {
+  for (const auto& [dtype, heads, topk] : {std::tuple{DType::f32, 3, 10},
+                                           {DType::bf16, 3, 10},
+                                           {DType::f8e4m3, 3, 10},
+                                           {DType::bf16, 8, 64},
+                                           {DType::f8e4m3, 16, 64}}) {
     auto rng = test_rng(33);
-    const Case c =
-        testing::make_case(rng, {.rows = 30, .keys = 90, .heads = 1, .index_heads = 3, .dim = 16, .topk = 10}, dtype);
+    const Case c = testing::make_case(
+        rng, {.rows = 30, .keys = 90, .heads = 1, .index_heads = heads, .dim = 16, .topk = topk}, dtype);
     Case apart = on_gpu(c);
     std::vector<Tensor> memory;
     const auto spread = [&](const Tensor& t, std::int64_t gap) {
@@ -256,7 +262,7 @@ TEST_F(TopkOnGpu, RowsMayLieApartAndUnaligned) {
   }
 }
 
-TEST_F(TopkOnGpu, NoRowsNoKeys) {
+TEST_P(TopkOnGpu, NoRowsNoKeys) {
   auto rng = test_rng(34);
   run_whole(testing::make_case(rng, {.rows = 0, .keys = 0, .heads = 1, .dim = 16}, DType::f32));
   Case blind = testing::make_case(rng, {.rows = 3, .keys = 3, .heads = 1, .dim = 16}, DType::f32);
@@ -266,7 +272,7 @@ TEST_F(TopkOnGpu, NoRowsNoKeys) {
   EXPECT_EQ(testing::values_of(lists.length), (std::vector<double>{0, 0, 0}));
 }
 
-TEST_F(TopkOnGpu, RejectsWhatItCannotDo) {
+TEST_P(TopkOnGpu, RejectsWhatItCannotDo) {
   auto rng = test_rng(35);
   const Case c = testing::make_case(rng, {.rows = 8, .keys = 20, .heads = 1, .dim = 16, .topk = 4}, DType::f32);
   const Case g = on_gpu(c);
@@ -306,6 +312,8 @@ TEST_F(TopkOnGpu, RejectsWhatItCannotDo) {
   }
   finish();
 }
+
+INSTANTIATE_TEST_SUITE_P(Kernels, TopkOnGpu, ::testing::ValuesIn(kernel_sets), name_of_set);
 
 }  // namespace
 }  // namespace tandem::testing_gpu

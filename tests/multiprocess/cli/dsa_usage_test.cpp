@@ -48,7 +48,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{{"--index-dtype", "fp8"}, "--index-dtype: 'fp8' is unknown; it is one of fp32, bf16, e4m3"},
         Bad{{"--wire", "int8"}, "one of fp32, bf16"}, Bad{{"--transport", "pigeon"}, "one of tcp, loopback"},
         Bad{{"--device", "tpu"}, "--device: 'tpu' is unknown; it is one of host, cuda"},
-        Bad{{"--kernels", "fast"}, "--kernels: 'fast' is unknown; it is one of cpu, cuda.generic"},
+        Bad{{"--kernels", "fast"}, "--kernels: 'fast' is unknown; it is one of cpu, cuda, cuda.generic, cuda.sm90"},
         Bad{{"--kernels", "cuda.generic"}, "--kernels: cuda.generic do not run on --device host; use cpu"},
         Bad{{"--timeout", "0"}, "--timeout"}, Bad{{"--timeout", "soon"}, "--timeout: 'soon'"},
         Bad{{"--rendezvous-timeout", "-1"}, "--rendezvous-timeout"}, Bad{{"--seed", "-1"}, "--seed: '-1'"},

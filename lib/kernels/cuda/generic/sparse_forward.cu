@@ -12,6 +12,7 @@ struct ForwardArgument {
   Lists lists;
   Rows<T> out;
   Rows<float> lse;
+  const int* only;  ///< or null
 };
 
 /// One block for each row and group of heads. A thread keeps two columns of the value for all heads of the group.
@@ -20,6 +21,7 @@ __global__ void __launch_bounds__(block_threads) attend(ForwardArgument<T> a) {
   __shared__ ListKeys::Memory list_memory;
   auto& tile = *static_cast<GroupTile<dim>*>(dynamic_shared());
   const std::int64_t row = blockIdx.x;
+  if (a.only != nullptr && a.only[row] == 0) return;
   const int first_head = static_cast<int>(blockIdx.y) * group_heads;
   const int head = first_head + tile.head();
   const ListKeys list(a.lists, row, list_memory, &tile);
@@ -68,9 +70,10 @@ const bool registered = register_kernel(attend<float, 576>) && register_kernel(a
                         register_kernel(attend<Bf16, 576>) && register_kernel(attend<Bf16, 512>);
 
 template <class T, int dim>
-void run(const NativeStream& stream, const AttentionInputs& in, const AttentionOutputs& out, ListFault* fault) {
+void run(const NativeStream& stream, const AttentionInputs& in, const AttentionOutputs& out, ListFault* fault,
+         const std::int32_t* only) {
   const ForwardArgument<T> a{attention_rows<T>(in), lists_of(in.indices, in.length, in.kv.size(0), fault),
-                             rows_of<T>(out.out), rows_of<float>(out.lse)};
+                             rows_of<T>(out.out), rows_of<float>(out.lse), only};
   launch(stream, attend<T, dim>, a, in.q.size(0), (in.q.size(1) + group_heads - 1) / group_heads,
          std::max(sizeof(GroupTile<dim>), list_bytes(in.indices.size(1))));
 }
@@ -78,12 +81,12 @@ void run(const NativeStream& stream, const AttentionInputs& in, const AttentionO
 }  // namespace
 
 void sparse_mla_forward(const NativeStream& stream, const AttentionInputs& in, const AttentionOutputs& out,
-                        ListFault* fault) {
+                        ListFault* fault, const std::int32_t* only) {
   const bool wide = in.q.size(2) == 576;
   if (in.q.dtype() == DType::bf16) {
-    wide ? run<Bf16, 576>(stream, in, out, fault) : run<Bf16, 512>(stream, in, out, fault);
+    wide ? run<Bf16, 576>(stream, in, out, fault, only) : run<Bf16, 512>(stream, in, out, fault, only);
   } else {
-    wide ? run<float, 576>(stream, in, out, fault) : run<float, 512>(stream, in, out, fault);
+    wide ? run<float, 576>(stream, in, out, fault, only) : run<float, 512>(stream, in, out, fault, only);
   }
 }
 

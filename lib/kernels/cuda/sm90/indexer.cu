@@ -153,6 +153,7 @@ cudaError_t launch(const IndexerArgs& args, cudaStream_t stream) {
   p.scores = args.scores;
   p.key_begin = args.key_begin;
   p.key_end = args.key_end;
+  p.bounds_stride = args.bounds_stride;
   p.rows = args.rows;
   p.key_ranges = args.key_ranges;
   p.key_range_count = args.key_ranges != nullptr ? args.key_range_count : 1;

@@ -37,7 +37,7 @@ struct FetchRole {
         RowBounds bounds{0, 0};
         if (lane < t.slots) {
           row = local_row(p, t.first_slot + lane);
-          bounds = {p.key_begin[row], p.key_end[row]};
+          bounds = bounds_of(p, row);
           if (!needs_scores(p, bounds)) bounds = {0, 0};
         }
         s.bounds[half][lane] = bounds;

@@ -32,6 +32,7 @@ struct IndexerArgs {
 
   const std::int32_t* key_begin = nullptr;  ///< [s]: row t sees keys [key_begin[t], key_end[t])
   const std::int32_t* key_end = nullptr;    ///< [s]
+  std::int32_t bounds_stride = 1;           ///< entries from one row's to the next's, of both
   const std::int32_t* rows = nullptr;       ///< [row_count] distinct local rows of the step; or null: 0, 1, ...
   std::int32_t row_count = 0;
   const std::int32_t* key_ranges = nullptr;  ///< [key_range_count, 2]: disjoint, ascending; or null: all keys

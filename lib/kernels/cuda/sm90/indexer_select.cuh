@@ -52,7 +52,7 @@ struct SelectRole {
   static __device__ __forceinline__ void finish_tile(const IndexerParams& p, Shared& s, int4 tile, int thread) {
     for (int slot = 0; slot < tile.y; ++slot) {
       const int row = local_row(p, tile.x + slot);
-      const RowBounds bounds{p.key_begin[row], p.key_end[row]};
+      const RowBounds bounds = bounds_of(p, row);
       std::uint64_t* list = list_of(p, slot);
       const int n = s.lists[slot].count;
       if (p.last) {

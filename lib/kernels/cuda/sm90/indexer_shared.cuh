@@ -44,6 +44,7 @@ struct IndexerParams {
   const float* scores;
   const std::int32_t* key_begin;
   const std::int32_t* key_end;
+  std::int32_t bounds_stride;
   const std::int32_t* rows;
   const std::int32_t* key_ranges;
   std::int32_t key_range_count;
@@ -73,6 +74,10 @@ struct RowBounds {
 
 __device__ __forceinline__ std::int32_t local_row(const IndexerParams& p, int slot) {
   return p.rows != nullptr ? p.rows[slot] : slot;
+}
+__device__ __forceinline__ RowBounds bounds_of(const IndexerParams& p, int row) {
+  const std::int64_t at = static_cast<std::int64_t>(row) * p.bounds_stride;
+  return {p.key_begin[at], p.key_end[at]};
 }
 /// A row that sees no more than K keys takes them without scoring.
 __device__ __forceinline__ bool takes_all(const IndexerParams& p, RowBounds bounds) {

@@ -12,7 +12,7 @@ __global__ void take_all_kernel(const IndexerParams p) {
   const int lane = static_cast<int>(threadIdx.x & 31U);
   if (slot >= p.row_count) return;
   const int row = local_row(p, slot);
-  const RowBounds bounds{p.key_begin[row], p.key_end[row]};
+  const RowBounds bounds = bounds_of(p, row);
   if (!takes_all(p, bounds)) return;
   if (p.index_lse != nullptr && p.last && bounds.end <= bounds.begin && lane == 0) p.index_lse[row] = -INFINITY;
   if (p.last) {
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(1024) query_tiles_kernel(const IndexerParams p
     bool any = false;
     for (int i = 0; i < tile.slots; ++i) {
       const int row = local_row(p, tile.first_slot + i);
-      const RowBounds bounds{p.key_begin[row], p.key_end[row]};
+      const RowBounds bounds = bounds_of(p, row);
       if (!needs_scores(p, bounds)) continue;
       any = true;
       tile.begin = min(tile.begin, bounds.begin);

@@ -64,6 +64,16 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int c
       : "memory");
 }
 
+/// The same of a tensor of three dimensions.
+__device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int column, int row, int plane,
+                                         Mbarrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
+          "r"(shared_address(to)),
+      "l"(map), "r"(shared_address(&barrier.word)), "r"(column), "r"(row), "r"(plane)
+      : "memory");
+}
+
 /// Copies `bytes`, a multiple of 16, to shared memory and completes on `barrier`.
 __device__ __forceinline__ void copy_bulk(void* to, const void* from, std::uint32_t bytes, Mbarrier& barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -72,8 +82,20 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, std::uint3
                : "memory");
 }
 
+/// Copies 16 bytes of which the first `bytes` are read and the rest are 0; they bypass the L1 cache.
+__device__ __forceinline__ void copy_16(std::uint32_t to, const void* from, std::uint32_t bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+/// Arrives on `barrier` once this thread's copies so far have landed; the barrier expects every such arrival.
+__device__ __forceinline__ void arrive_after_copies(Mbarrier& barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&barrier.word)) : "memory");
+}
+
 /// Orders this thread's ordinary accesses before those of the copy engine that a later barrier lets start.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
+/// The same for accesses to shared memory alone.
+__device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -104,6 +126,13 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
 
+/// Keeps the compiler from moving accesses of accumulators across this place.
+template <int Count>
+__device__ __forceinline__ void pin(float (&accumulators)[Count]) {
+#pragma unroll
+  for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
+}
+
 /// Matrix descriptor of a K-major operand in 128-byte swizzled rows: groups of 8 rows, 1024 bytes apart. Advancing by
 /// 32 bytes along K inside a row adds 2.
 __device__ __forceinline__ std::uint64_t swizzled_descriptor(const void* tile) {
@@ -111,6 +140,53 @@ __device__ __forceinline__ std::uint64_t swizzled_descriptor(const void* tile) {
   constexpr std::uint64_t leading = std::uint64_t{1} << 16;
   constexpr std::uint64_t swizzle_128 = std::uint64_t{1} << 62;
   return swizzle_128 | group_stride | leading | ((shared_address(tile) & 0x3FFFF) >> 4);
+}
+
+/// Lower word of that descriptor; the upper one is 0x40000040. Sums of it cannot overflow. Made anew wherever it is used:
+/// the compiler would keep all the sums of a loop in registers.
+__device__ __forceinline__ std::uint32_t operand_word(std::uint32_t address, std::uint32_t stride) {
+  std::uint32_t word;
+  asm volatile("mov.b32 %0, %1;" : "=r"(word) : "r"(stride >> 4 << 16 | (address & 0x3FFFF) >> 4));
+  return word;
+}
+__device__ __forceinline__ std::uint32_t swizzled_operand(const void* tile) {
+  return operand_word(shared_address(tile), 16);
+}
+/// The same of the tile read the other way, its rows along K: 64 columns wide, 16 rows a step (2048 bytes, which adds
+/// 128). Wider operands go on in the next tile, `stride` bytes on.
+__device__ __forceinline__ std::uint32_t transposed_operand(const void* tile, std::uint32_t stride) {
+  return operand_word(shared_address(tile), stride);
+}
+
+/// Stores 8 x 8 matrices of 16-bit elements transposed: lane l gives the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void store_transposed(std::uint32_t to, std::uint32_t a, std::uint32_t b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(a), "r"(b) : "memory");
+}
+__device__ __forceinline__ void store_transposed(std::uint32_t to, std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                                 std::uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b),
+               "r"(c), "r"(d)
+               : "memory");
+}
+/// The same, not transposed.
+__device__ __forceinline__ void store_matrices(std::uint32_t to, std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                               std::uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
+               "r"(d)
+               : "memory");
+}
+
+/// Two floats as bf16, the first in the lower half.
+__device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
+  std::uint32_t out;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  return out;
+}
+/// 2^x by the special function unit; 0 for -infinity.
+__device__ __forceinline__ float exp2_fast(float x) {
+  float out;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
 }
 
 /// Without a branch: the compiler would make one, and run the stores of an unrolled loop one after another.

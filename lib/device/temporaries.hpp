@@ -21,6 +21,8 @@ class Temporaries {
  public:
   /// Memory for the tensor called `name` of the call that is being enqueued.
   Tensor take(const std::string& name, const Stream& stream, DType dtype, std::initializer_list<std::int64_t> shape);
+  /// Of device memory that is held now.
+  std::uint64_t bytes() const noexcept;
 
  private:
   struct Slot {

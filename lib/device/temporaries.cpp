@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dsa/temporaries.hpp"
+#include "device/temporaries.hpp"
 
 #include <cstddef>
 
@@ -19,6 +19,13 @@ Tensor Temporaries::take(const std::string& name, const Stream& stream, DType dt
   }
   slot.captured = slot.captured || stream.impl().capture() != 0;
   return Tensor::view(slot.buffer, 0, dtype, shape);
+}
+
+std::uint64_t Temporaries::bytes() const noexcept {
+  std::uint64_t total = 0;
+  for (const auto& [name, slot] : slots_) total += slot.buffer.bytes();
+  for (const Buffer& buffer : outgrown_) total += buffer.bytes();
+  return total;
 }
 
 }  // namespace tandem::detail

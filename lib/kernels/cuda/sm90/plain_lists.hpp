@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace tandem::detail::sm90 {
+
+/// Lists of callers may hold anything; the kernels of this folder take plain ones: distinct landed rows, ascending.
+struct PlainListsArgs {
+  std::int64_t rows = 0;                  ///< s
+  std::int64_t keys = 0;                  ///< n
+  std::int32_t topk = 0;                  ///< K
+  const std::int32_t* indices = nullptr;  ///< [s, K]
+  const std::int32_t* length = nullptr;   ///< [s]
+  std::int32_t* plain_length = nullptr;   ///< [s]: length of a plain list, 0 of another
+  std::int32_t* other = nullptr;          ///< [s]: 0 of a plain list, 1 of another
+};
+
+/// Enqueues on `stream`. Device pointers.
+cudaError_t launch_plain_lists(const PlainListsArgs& args, cudaStream_t stream);
+cudaError_t load_plain_lists_kernel();
+
+}  // namespace tandem::detail::sm90
