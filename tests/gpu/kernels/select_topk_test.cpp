@@ -54,7 +54,7 @@ class SelectTopkOnGpu : public KernelsOnGpu {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(, SelectTopkOnGpu, ::testing::ValuesIn(kernel_sets), name_of_set);
+INSTANTIATE_TEST_SUITE_P(Kernels, SelectTopkOnGpu, ::testing::ValuesIn(kernel_sets), name_of_set);
 
 TEST_P(SelectTopkOnGpu, ScoresOfEveryShapeGiveTheCpusLists) {
   auto rng = test_rng(81);
