@@ -19,7 +19,7 @@ std::optional<ComputeOperation> compute_operation(const std::string& name);
 /// Of the scores (indexer, topk) or of the lists (sparse-fwd).
 enum class Pattern {
   random,     ///< each key as likely as any other
-  text,       ///< four of five selected keys are among the last text_window before the query
+  text,       ///< some four of five selected keys are among the last text_window before the query
   ascending,  ///< the later a key, the higher its score: the worst for a selection that goes through them in order
   equal,      ///< all scores are the same
 };

@@ -177,8 +177,7 @@ std::string ComputeReport::end() const {
   if (job_.common.csv || !job_.common.check) return "";
   std::int64_t rows = 0;
   for (const ComputeRow& row : rows_) rows += row.verdict.rows;
-  return fmt::format("# Rows computed again in double: {}, wrong: {} {}\n", rows, wrong_,
-                     wrong_ == 0 ? "OK" : "FAILED");
+  return fmt::format("# Rows checked: {}, wrong: {} {}\n", rows, wrong_, wrong_ == 0 ? "OK" : "FAILED");
 }
 
 nlohmann::ordered_json ComputeReport::as_json() const {

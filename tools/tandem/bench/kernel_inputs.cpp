@@ -48,16 +48,19 @@ class Nearness {
  public:
   static constexpr std::int64_t columns = 64;
 
-  explicit Nearness(std::int64_t keys) : period_(2.0 * static_cast<double>(std::max<std::int64_t>(keys, 2))) {
-    // Not so narrow that its harmonics do not suffice.
-    const double width = std::max(text_window / 2.0, period_ / 48);
+  Nearness(std::int64_t keys, std::int64_t heads)
+      : period_(2.0 * static_cast<double>(std::max<std::int64_t>(keys, 2))) {
+    // Not so narrow that there are too few harmonics for it, not wider than the sequence.
+    const double width = std::clamp(text_window / 2.0, period_ / 48, period_ / 8);
     double sum = 0;
     for (int i = 0; i < harmonics; ++i) {
       const double x = angle(i, 1) * width;
       weights_[i] = std::exp(-x * x / 2);
       sum += weights_[i];
     }
-    for (double& weight : weights_) weight = strength * std::sqrt(weight / sum);
+    // Beside the noise of so many heads: about text_share of 2048 keys of 65536 are near then, more of fewer keys.
+    const double strength = 25 / std::sqrt(static_cast<double>(heads));
+    for (double& weight : weights_) weight = std::sqrt(strength * weight / sum);
   }
 
   void fill(std::int64_t position, float* out) const {
@@ -70,7 +73,6 @@ class Nearness {
 
  private:
   static constexpr int harmonics = columns / 2;
-  static constexpr double strength = 3.0;  ///< so that about text_share of 2048 keys of 65536 are near
 
   double angle(int harmonic, std::int64_t position) const {
     return 2 * std::numbers::pi * (harmonic + 1) * static_cast<double>(position) / period_;
@@ -82,8 +84,8 @@ class Nearness {
 
 IndexMakers near_makers(const ComputeJob& job, const QueryRows& rows) {
   constexpr std::int64_t noise_columns = index_dim - Nearness::columns;
-  const auto nearness = std::make_shared<const Nearness>(rows.keys);
   const std::int64_t heads = job.shape.index_heads;
+  const auto nearness = std::make_shared<const Nearness>(rows.keys, heads);
   const RowMaker weights =
       noise_rows(job, Part::index_w, heads, 1.0F / std::sqrt(static_cast<float>(heads * index_dim)));
   IndexMakers makers;
