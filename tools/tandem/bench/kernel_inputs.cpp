@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <numbers>
+#include <utility>
 #include <vector>
 
 #include "tandem/encode.hpp"
@@ -112,28 +113,29 @@ IndexMakers near_makers(const ComputeJob& job, const QueryRows& rows) {
 IndexMakers ordered_makers(const ComputeJob& job, Pattern pattern) {
   const std::int64_t heads = job.shape.index_heads;
   const bool equal = pattern == Pattern::equal;
-  IndexMakers makers;
-  makers.q = [heads, equal](std::int64_t, float* values) {
+  RowMaker q = [heads, equal](std::int64_t, float* values) {
     std::fill_n(values, heads * index_dim, 0.0F);
     for (std::int64_t h = 0; h < heads; ++h, values += index_dim) {
       for (int d = 0; d < digits; ++d) values[d] = equal ? 1.0F : digit_weight(d);
     }
   };
-  makers.k = [equal](std::int64_t row, float* values) {
+  RowMaker k = [equal](std::int64_t row, float* values) {
     std::fill_n(values, index_dim, 0.0F);
     for (int d = 0; d < digits; ++d) values[d] = equal ? 1.0F : digit_of(row, d);
   };
-  makers.w = [heads](std::int64_t, float* values) { std::fill_n(values, heads, 1.0F); };
-  return makers;
+  RowMaker w = [heads](std::int64_t, float* values) { std::fill_n(values, heads, 1.0F); };
+  return {std::move(q), std::move(w), std::move(k)};
 }
 
 IndexMakers index_makers(const ComputeJob& job, const QueryRows& rows, Pattern pattern) {
   if (pattern == Pattern::text) return near_makers(job, rows);
   if (pattern != Pattern::random) return ordered_makers(job, pattern);
   const std::int64_t heads = job.shape.index_heads;
-  return {noise_rows(job, Part::index_q, heads * index_dim, 1.0F),
-          noise_rows(job, Part::index_w, heads, 1.0F / std::sqrt(static_cast<float>(heads * index_dim))),
-          noise_rows(job, Part::index_k, index_dim, 1.0F)};
+  IndexMakers makers;
+  makers.q = noise_rows(job, Part::index_q, heads * index_dim, 1.0F);
+  makers.w = noise_rows(job, Part::index_w, heads, 1.0F / std::sqrt(static_cast<float>(heads * index_dim)));
+  makers.k = noise_rows(job, Part::index_k, index_dim, 1.0F);
+  return makers;
 }
 
 /// In e4m3: the same numbers, each vector divided by a scale, which goes with the key, or into the head's weight.
