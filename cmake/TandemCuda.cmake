@@ -9,6 +9,7 @@ set(TANDEM_CUDA_SOURCES # the library's .cu files, relative to the source direct
   lib/kernels/cuda/generic/head_sums.cu
   lib/kernels/cuda/generic/indexer_loss.cu
   lib/kernels/cuda/generic/indexer_topk.cu
+  lib/kernels/cuda/generic/select_topk.cu
   lib/kernels/cuda/generic/sparse_backward.cu
   lib/kernels/cuda/generic/sparse_forward.cu
   plugins/transports/cuda_p2p/push_kernel.cu)

@@ -62,6 +62,15 @@ struct TopkState {
   Tensor length;   ///< i32 [rows]
 };
 
+/// Scores that were computed elsewhere, for a selection alone.
+struct ScoreMatrix {
+  Tensor scores;                            ///< f32 [s, n]; those of keys that a row does not see are not looked at
+  std::span<const std::int64_t> key_begin;  ///< s entries each, as in IndexerInputs
+  std::span<const std::int64_t> key_end;
+  std::int64_t topk = 0;
+  Tensor bounds = {};  ///< for kernels of a GPU, as in IndexerInputs
+};
+
 struct AttentionInputs {
   Tensor q;   ///< T [s, H, d], d = 576 or 512
   Tensor kv;  ///< T [n, d], landed rows; columns [0, 512) are the value
@@ -144,6 +153,9 @@ class TANDEM_EXPORT KernelSet {
   /// `state` keeps them.
   virtual void indexer_topk(const IndexerStep& step, const IndexerInputs& in, const TopkState& state,
                             const TopkLists& out, const Stream& stream) = 0;
+  /// The lists of all rows from given scores: what indexer_topk selects with, by itself. For tests and benchmarks; the
+  /// operator does not call it. Throws unsupported unless the set has one.
+  virtual void select_topk(const ScoreMatrix& in, const TopkLists& out, const Stream& stream);
   virtual void sparse_mla_forward(const AttentionInputs& in, const AttentionOutputs& out, const Stream& stream) = 0;
   /// Deterministic on the host whatever the thread count.
   virtual void sparse_mla_backward(RowRange rows, const AttentionInputs& in, const AttentionGradients& grads,

@@ -53,9 +53,9 @@ void expect_data(std::string_view name, const Tensor& t, Shape shape, std::strin
   if (!has_shape(t, shape) || (t.dtype() != DType::bf16 && t.dtype() != DType::f32)) reject(name, dtypes, shape, t);
 }
 
-void expect_landed(std::string_view name, const Tensor& t) {
+void expect_landed(std::string_view name, std::int64_t rows) {
   constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
-  if (t.size(0) > most) reject(fmt::format("{}: {} landed rows, expected at most {}", name, t.size(0), most));
+  if (rows > most) reject(fmt::format("{}: {} landed rows, expected at most {}", name, rows, most));
 }
 
 void expect_range(std::string_view name, RowRange range, std::int64_t rows) {
@@ -75,7 +75,8 @@ void expect_ascending(std::string_view name, std::span<const RowRange> ranges, s
   }
 }
 
-void expect_bounds(const IndexerInputs& in, std::int64_t rows, std::int64_t landed_rows) {
+template <class Inputs>
+void expect_bounds(const Inputs& in, std::int64_t rows, std::int64_t landed_rows) {
   const auto count = static_cast<std::size_t>(rows);
   if (in.key_begin.size() != count || in.key_end.size() != count) {
     reject(fmt::format("key_begin and key_end: expected {} entries each, got {} and {}", rows, in.key_begin.size(),
@@ -113,7 +114,7 @@ void expect_indexer(const IndexerInputs& in) {
   expect_some("index_q heads", in.index_q.size(1));
   expect("index_w", in.index_w, DType::f32, {in.index_q.size(0), in.index_q.size(1)});
   expect("index_k", in.index_k, in.index_q.dtype(), {any, index_dim});
-  expect_landed("index_k", in.index_k);
+  expect_landed("index_k", in.index_k.size(0));
   expect_scale(in);
 }
 
@@ -124,7 +125,7 @@ void expect_attention(const AttentionInputs& in) {
   if (dim != value_dim && dim != value_dim + 64) reject("q", "bf16 or f32", {any, any, value_dim + 64}, in.q);
   expect_some("q heads", in.q.size(1));
   expect("kv", in.kv, in.q.dtype(), {any, dim});
-  expect_landed("kv", in.kv);
+  expect_landed("kv", in.kv.size(0));
   expect_optional("sink", in.sink, DType::f32, {in.q.size(1)});
 }
 
@@ -156,6 +157,18 @@ void validate_indexer_topk(const IndexerStep& step, const IndexerInputs& in, con
   expect("state.scores", state.scores, DType::f32, {any, in.topk});
   expect("state.indices", state.indices, DType::i32, {held, in.topk});
   expect("state.length", state.length, DType::i32, {held});
+}
+
+void validate_select_topk(const ScoreMatrix& in, const TopkLists& out) {
+  expect_some("topk", in.topk);
+  expect("scores", in.scores, DType::f32, {any, any});
+  const std::int64_t rows = in.scores.size(0);
+  const std::int64_t keys = in.scores.size(1);
+  expect_landed("scores", keys);
+  expect_bounds(in, rows, keys);
+  expect("indices", out.indices, DType::i32, {rows, in.topk});
+  expect("length", out.length, DType::i32, {rows});
+  expect("nan_count", out.nan_count, DType::i64, {1});
 }
 
 void validate_sparse_mla_forward(const AttentionInputs& in, const AttentionOutputs& out) {

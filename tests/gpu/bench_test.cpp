@@ -108,6 +108,37 @@ TEST_F(GpuBench, TakesTurnsWithNccl) {
   }
 }
 
+// Every row that is computed again in double is right, and no time is below the floor.
+TEST_F(GpuBench, KernelsAndStepsAreRight) {
+  const auto rows_of = [](const std::string& operation, const std::vector<std::string>& options) {
+    const json out = result(operation, options);
+    EXPECT_FALSE(out["rates"].is_null());
+    for (const json& row : out["results"]) {
+      EXPECT_GT(row["checked_rows"], 0) << row;
+      EXPECT_LT(row["of_floor"].get<double>(), 1.05) << row;
+    }
+    return out["results"].size();
+  };
+  for (const std::string kernels : {"cuda.generic", "cuda"}) {
+    SCOPED_TRACE(kernels);
+    const std::vector<std::string> shape{"--model", "glm-5", "--kernels", kernels, "--seq-len",
+                                         "8192",    "-n",    "3",         "-w",    "1"};
+    const auto with = [&](std::vector<std::string> more) {
+      more.insert(more.begin(), shape.begin(), shape.end());
+      return more;
+    };
+    for (const std::string dtype : {"bf16", "e4m3"}) {
+      EXPECT_EQ(rows_of("indexer",
+                        with({"--queries", "256", "--index-dtype", dtype, "--pattern", "random,text,ascending,equal"})),
+                4U);
+      EXPECT_EQ(rows_of("dsa-fwd", with({"--ranks", "2", "--index-dtype", dtype})), 2U);
+    }
+    EXPECT_EQ(rows_of("indexer", with({"--share", "8"})), 1U);
+    EXPECT_EQ(rows_of("topk", with({"--queries", "256", "--pattern", "random,text,ascending,equal"})), 4U);
+    EXPECT_EQ(rows_of("sparse-fwd", with({"--queries", "256", "--pattern", "random,text"})), 2U);
+  }
+}
+
 TEST_F(GpuBench, NcclWantsAGpuForEachRank) {
   const Ended e =
       run("gather", {"--ranks", std::to_string(Device::cuda_count() + 1), "-b", "1M", "-e", "1M", "--versus", "nccl"});

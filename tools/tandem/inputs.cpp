@@ -4,11 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
+#include <cstddef>
 #include <limits>
 
-#include "device/bf16.hpp"
-#include "device/e4m3.hpp"
+#include "encode.hpp"
 #include "noise.hpp"
 
 namespace tandem::cli {
@@ -39,27 +38,8 @@ float index_scale(const RowShape& shape) { return 1.0F / std::sqrt(static_cast<f
 
 void store(const float* values, const Tensor& target, std::int64_t row) {
   const std::size_t count = target.dims() == 1 ? 1 : static_cast<std::size_t>(target.row_elements());
-  const std::size_t begin = static_cast<std::size_t>(row) * count;
-  if (target.dtype() == DType::f32) {
-    std::memcpy(target.data_as<float>() + begin, values, count * sizeof(float));
-    return;
-  }
-  if (target.dtype() == DType::f8e4m3) {
-    std::transform(values, values + count, target.data_as<std::uint8_t>() + begin, detail::e4m3_from_float);
-    return;
-  }
-  std::uint16_t* out = target.data_as<std::uint16_t>() + begin;
-  for (std::size_t i = 0; i < count; ++i) out[i] = detail::bf16_from_float(values[i]);
-}
-
-// Divides a vector by its scale, which this returns: its largest number becomes that of e4m3.
-float scale_down(float* vector) {
-  float most = 0.0F;
-  for (std::int64_t c = 0; c < index_dim; ++c) most = std::max(most, std::fabs(vector[c]));
-  if (most == 0.0F) return 1.0F;
-  const float scale = most / detail::e4m3_max;
-  for (std::int64_t c = 0; c < index_dim; ++c) vector[c] /= scale;
-  return scale;
+  const std::size_t bytes = count * size_of(target.dtype());
+  encode(values, count, target.dtype(), target.data_as<std::byte>() + static_cast<std::size_t>(row) * bytes);
 }
 
 // Interleaved pairs, base 10000. Angles in double: offsets are long, and float would lose their fraction.
@@ -269,9 +249,9 @@ void InputGenerator::store_tokens(const InputRows& rows, std::int64_t row, std::
     float* v = values.data() + i * shape.size;
     if (index_dtype_ == DType::f8e4m3) {
       for (std::int64_t h = 0; h < shape.index_heads; ++h) {
-        v[shape.index_w + h] *= scale_down(v + shape.index_q + h * index_dim);
+        v[shape.index_w + h] *= scale_down(v + shape.index_q + h * index_dim, index_dim);
       }
-      const float scale = scale_down(v + shape.index_k);
+      const float scale = scale_down(v + shape.index_k, index_dim);
       store(&scale, rows.inputs.index_k_scale, row + i);
     }
     store(v, rows.inputs.q, row + i);

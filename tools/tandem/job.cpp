@@ -8,6 +8,7 @@
 
 #include "base/env.hpp"
 #include "files.hpp"
+#include "kernel_sets.hpp"
 #include "usage.hpp"
 
 namespace tandem::cli {
@@ -34,15 +35,9 @@ std::int64_t integer_or(std::string_view option, const std::optional<std::string
   return text ? parse_integer(option, *text, min, max) : otherwise;
 }
 
-void choose_shape(const DsaArguments& a, DsaJob& job) {
-  std::vector<std::string> names;
-  for (const Model& m : models) names.emplace_back(m.name);
-  const Model& model = models[a.model ? parse_choice("--model", *a.model, names) : 0];
-  job.model = model.name;
-  job.shape = model.shape;
-  job.shape.topk = integer_or("--topk", a.topk, 1, most_topk, job.shape.topk);
-  job.shape.heads = integer_or("--heads", a.heads, 1, most_heads, job.shape.heads);
-  job.shape.index_heads = integer_or("--index-heads", a.index_heads, 1, most_heads, job.shape.index_heads);
+void choose_model(const DsaArguments& a, DsaJob& job) {
+  job.model = a.model.value_or(models[0].name);
+  job.shape = choose_shape(job.model, {a.topk, a.heads, a.index_heads});
 }
 
 void choose_documents(const DsaArguments& a, DsaJob& job) {
@@ -76,25 +71,10 @@ DType choose_dtype(std::string_view option, const std::optional<std::string>& te
   return text && parse_choice(option, *text, {"fp32", "bf16"}) == 1 ? DType::bf16 : DType::f32;
 }
 
-void choose_kernels(const std::optional<std::string>& given, DeviceKind device, std::string& kernels) {
-  const std::vector<std::string> names{"cpu", "cuda", "cuda.generic", "cuda.sm90"};
-  const bool cuda = device == DeviceKind::cuda;
-  kernels = names[given ? parse_choice("--kernels", *given, names) : cuda ? 1 : 0];
-  if (kernels.starts_with("cuda") == cuda) return;
-  throw UsageError(fmt::format("--kernels: {} do not run on --device {}; use {}", kernels, cuda ? "cuda" : "host",
-                               cuda ? "cuda" : "cpu"));
-}
-
 void choose_device(const DsaArguments& a, DsaJob& job) {
   if (a.device && parse_choice("--device", *a.device, {"host", "cuda"}) == 1) job.device = DeviceKind::cuda;
-  if (job.device == DeviceKind::cuda && Device::cuda_count() == 0) {
-    try {
-      Device::cuda();
-    } catch (const Error& e) {
-      throw UsageError(fmt::format("--device: cuda cannot be used: {}", e.what()));
-    }
-  }
-  choose_kernels(a.kernels, job.device, job.kernels);
+  expect_device(job.device);
+  job.kernels = choose_kernels(a.kernels, job.device);
 }
 
 void choose_transport(const DsaArguments& a, DsaJob& job) {
@@ -156,6 +136,25 @@ PlanOptions DsaJob::plan_options(int over_ranks) const {
   return options;
 }
 
+ModelShape choose_shape(const std::string& model, const ShapeArguments& a) {
+  std::vector<std::string> names;
+  for (const Model& m : models) names.emplace_back(m.name);
+  ModelShape shape = models[parse_choice("--model", model, names)].shape;
+  shape.topk = integer_or("--topk", a.topk, 1, most_topk, shape.topk);
+  shape.heads = integer_or("--heads", a.heads, 1, most_heads, shape.heads);
+  shape.index_heads = integer_or("--index-heads", a.index_heads, 1, most_heads, shape.index_heads);
+  return shape;
+}
+
+void expect_device(DeviceKind device) {
+  if (device == DeviceKind::host || Device::cuda_count() > 0) return;
+  try {
+    Device::cuda();
+  } catch (const Error& e) {
+    throw UsageError(fmt::format("--device: cuda cannot be used: {}", e.what()));
+  }
+}
+
 Device device_of(const DsaJob& job, int rank) {
   if (job.device == DeviceKind::host) return Device::host();
   return Device::cuda(rank % std::max(1, Device::cuda_count()));
@@ -182,7 +181,7 @@ DsaJob make_job(const DsaArguments& a, const std::optional<LaunchedRank>& launch
   choose_ranks(a, launched, job);
   if (a.rendezvous_timeout) job.rendezvous_timeout = parse_seconds("--rendezvous-timeout", *a.rendezvous_timeout);
   if (a.timeout) job.timeout = parse_seconds("--timeout", *a.timeout);
-  choose_shape(a, job);
+  choose_model(a, job);
   if (a.layout) {
     job.partition =
         parse_choice("--layout", *a.layout, {"contiguous", "zigzag"}) == 0 ? Partition::contiguous : Partition::zigzag;

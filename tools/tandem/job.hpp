@@ -21,6 +21,16 @@ struct ModelShape {
   std::int64_t topk = 64;
 };
 
+/// What may be said of a model's shape beside its name; empty means not given.
+struct ShapeArguments {
+  std::optional<std::string> topk, heads, index_heads;
+};
+/// Of "tiny", "deepseek-v3.2" or "glm-5". Throws UsageError.
+ModelShape choose_shape(const std::string& model, const ShapeArguments& arguments);
+
+/// Throws UsageError if there is no such device.
+void expect_device(DeviceKind device);
+
 /// The options of `tandem dsa` as they were typed; empty means not given.
 struct DsaArguments {
   std::optional<std::string> ranks, transport, device, kernels, rendezvous_timeout, timeout, model, seq_len, docs,

@@ -57,11 +57,22 @@ On GPUs memory is new and caches are cold in every iteration, and --versus and -
 `tandem bench gather --device cuda --versus nccl --beside gemm:4 -b 1M -e 256M`. Starts its own ranks unless a launcher (tandem launch, torchrun) has. Exit code: 0 if all data was right, 1 if not or if a
 rank failed, 2 if the command line cannot be.
 
+Kernels run on one rank, inputs in bf16. TFLOP/s count useful operations, 2 Hi 128 for a scored pair, 2 H (d + 512) for a
+selected one; rows that take all they see are not scored. GB/s count what must move once. On GPUs "floor" is the larger of
+operations at 790 TFLOP/s bf16 (measured: a GEMM on one H200) or 1500 e4m3 (assumed) and bytes at 4.3 TB/s (assumed); "of it"
+is the floor over the time. Some rows are computed again in double; scratch is what the kernel set holds. A step (dsa-fwd)
+takes turns with its kernels alone, on rows that have landed, and its gather alone: "exposed" is what it takes beyond its
+kernels, "hidden" the part of the gather's time that is not exposed.
+
 Examples:
   tandem bench gather -b 64K -e 1M
   tandem bench reduce --ranks 3 --transport loopback -b 100K -e 100K -n 5 --json
   tandem bench exchange -b 1M -e 4M -f 4 --csv
-  tandem bench gather -b 256K -e 256K -n 5 --slow-link 10)";
+  tandem bench gather -b 256K -e 256K -n 5 --slow-link 10
+  tandem bench indexer --pattern random,ascending -n 5
+  tandem bench topk --seq-len 1024,4096 --share 2,4 -n 5 --csv
+  tandem bench sparse-fwd --pattern random,text -n 5 --json
+  tandem bench dsa-fwd --ranks 2 --seq-len 512 -n 5)";
 
 constexpr const char* info_footer = R"(
 Examples:
@@ -190,12 +201,16 @@ class Cli {
   }
 
   void add_bench() {
-    CLI::App* bench = app_.add_subcommand("bench", "Time a gather, a reduction or an exchange of many sizes");
+    CLI::App* bench = app_.add_subcommand("bench", "Time communication, kernels, or a step of the operator");
     const auto value = [&](const char* name, std::optional<std::string>& target, const char* type, const char* help) {
       bench->add_option(name, target, help)->type_name(type);
     };
     BenchArguments& a = bench_;
-    bench->add_option("OPERATION", a.operation, "gather, reduce or exchange")->required();
+    bench
+        ->add_option("OPERATION", a.operation,
+                     "gather, reduce or exchange: communication of many sizes; indexer, topk or sparse-fwd: a kernel; "
+                     "dsa-fwd: a forward step")
+        ->required();
     value("--ranks", a.ranks, "N", "Number of ranks (2, or the launcher's)");
     value("--device", a.device, "host|cuda", "Where the memory is (host); ranks share GPUs if they are more");
     value("--transport", a.transport, "NAME", "tcp on the host, cuda_p2p on GPUs, or what tandem info lists");
@@ -216,6 +231,22 @@ class Cli {
                      "An option of the transport, as tandem info lists them; may be given often")
         ->type_name("KEY=VALUE");
     value("--slow-link", a.slow_link, "X", "Send every byte X times, to play a link X times slower (1)");
+    value("--model", a.model, "NAME", "Of kernels and steps: tiny (on the host), deepseek-v3.2 (on GPUs) or glm-5");
+    value("--seq-len", a.seq_len, "S[,S...]", "Keys of a kernel, tokens of a step (1024 on the host, 65536 on GPUs)");
+    value("--queries", a.queries, "N", "Of a kernel: queries that all see all keys (128 on the host, 4096 on GPUs)");
+    value("--share", a.share, "R[,R...]", "Instead: the causal zigzag rows of rank 0 of R");
+    value("--pattern", a.pattern, "P[,P...]",
+          "Of a kernel's scores, or lists: random, text (4 of 5 keys in the last 8192 rows); of scores also ascending, "
+          "equal (random)");
+    value("--topk", a.topk, "K", "Keys that a query attends to");
+    value("--heads", a.heads, "H", "Attention heads");
+    value("--index-heads", a.index_heads, "Hi", "Heads of the indexer");
+    value("--index-dtype", a.index_dtype, "bf16|e4m3", "Of the indexer's queries and keys (bf16)");
+    value("--kernels", a.kernels, "NAME",
+          "Kernel set: cpu on the host; on GPUs cuda (the best there is), cuda.generic or cuda.sm90");
+    value("--layout", a.layout, "contiguous|zigzag", "Of a step: how the sequence is split (zigzag)");
+    value("--schedule", a.schedule, "NAME",
+          "Of a step: overlap (the operator), blocking (the whole gather, then its kernels) or both (both)");
     value("--timeout", a.timeout, "S", "Seconds that an operation may take (60)");
     value("-J,--output_file", a.output_file, "FILE", "Write the JSON object to FILE as well");
     bench->add_flag("--json", a.json, "Print one JSON object and nothing else");

@@ -14,18 +14,21 @@ class Noise {
   /// An independent generator for each (a, b).
   constexpr Noise at(std::uint64_t a, std::uint64_t b = 0) const { return Noise(mix(key_ + mix(a)) + b); }
 
+  /// 64 random bits.
+  constexpr std::uint64_t bits(std::uint64_t i) const { return mix(key_ + golden * (i + 1)); }
+
   /// Mean 0, variance `scale` squared, triangular in +-2.45 scale: as good as a normal here, and fast.
   void fill(float* out, std::size_t count, float scale) const {
     const float unit = scale * std::sqrt(6.0F) / 65536.0F;
-    const auto value = [unit](std::uint64_t bits) {
-      return static_cast<float>(static_cast<std::int32_t>(bits & 0xFFFF) +
-                                static_cast<std::int32_t>(bits >> 16 & 0xFFFF) - 65535) *
+    const auto value = [unit](std::uint64_t half) {
+      return static_cast<float>(static_cast<std::int32_t>(half & 0xFFFF) +
+                                static_cast<std::int32_t>(half >> 16 & 0xFFFF) - 65535) *
              unit;
     };
     for (std::size_t i = 0; i < count; i += 2) {
-      const std::uint64_t bits = mix(key_ + golden * (i / 2 + 1));
-      out[i] = value(bits);
-      if (i + 1 < count) out[i + 1] = value(bits >> 32);
+      const std::uint64_t pair = bits(i / 2);
+      out[i] = value(pair);
+      if (i + 1 < count) out[i + 1] = value(pair >> 32);
     }
   }
 

@@ -5,6 +5,8 @@
 #include <set>
 #include <type_traits>
 
+#include "kernel_sets.hpp"
+
 namespace tandem::cli {
 namespace {
 
@@ -66,7 +68,8 @@ bool RankRun::idle(Deadline deadline) const noexcept {
 void RankRun::compute() {
   const SequenceLayout layout = job_.layout(ranks_);
   plan_.emplace(layout, comm_->rank(), job_.plan_options(ranks_));
-  attention_ = std::make_unique<DsaAttention>(*comm_, kernels_ = make_kernels(), config_of(job_));
+  attention_ =
+      std::make_unique<DsaAttention>(*comm_, kernels_ = make_kernels(job_.kernels, device_, threads_), config_of(job_));
   attention_->prepare(*plan_);
   memory_ = attention_->memory(*plan_);
   inputs_ = make_inputs();
@@ -96,13 +99,6 @@ InputRows RankRun::make_inputs() const {
   }
   stream_.synchronize(Deadline::after(job_.timeout));
   return there;
-}
-
-std::shared_ptr<KernelSet> RankRun::make_kernels() const {
-  if (job_.kernels == "cuda") return cuda_kernels(device_);
-  if (job_.kernels == "cuda.generic") return cuda_kernels(device_, CudaKernels::generic);
-  if (job_.kernels == "cuda.sm90") return cuda_kernels(device_, CudaKernels::sm90);
-  return cpu_kernels({.threads = threads_});
 }
 
 // Compute may take long, so there is no deadline; every operation has one of its own, and what it says is seen here.

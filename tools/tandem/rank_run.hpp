@@ -35,7 +35,6 @@ class RankRun {
  private:
   void compute();
   InputRows make_inputs() const;
-  std::shared_ptr<KernelSet> make_kernels() const;
   void wait(const Stream& stream) const;
   RankSummary summarize_run() const;
   void collect();

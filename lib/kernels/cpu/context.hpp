@@ -16,6 +16,7 @@ struct Context {
 
 void indexer_topk(const Context& context, const IndexerStep& step, const IndexerInputs& in, const TopkState& state,
                   const TopkLists& out);
+void select_topk(const Context& context, const ScoreMatrix& in, const TopkLists& out);
 void sparse_mla_forward(const Context& context, const AttentionInputs& in, const AttentionOutputs& out);
 void sparse_mla_backward(const Context& context, RowRange rows, const AttentionInputs& in,
                          const AttentionGradients& grads);

@@ -6,6 +6,7 @@
 #include "kernels/cpu/context.hpp"
 #include "kernels/cpu/index_scores.hpp"
 #include "kernels/cpu/rows.hpp"
+#include "kernels/cpu/topk_lists.hpp"
 #include "kernels/cpu/topk_select.hpp"
 
 namespace tandem::detail::cpu {
@@ -16,22 +17,6 @@ struct StepRow {
   std::int64_t slot = 0;  ///< its place among the rows of the step: where its state is
   std::int64_t begin = 0, end = 0;
 };
-
-void write_range(const StepRow& row, const TopkLists& out) {
-  std::int32_t* list = entry<std::int32_t>(out.indices, row.row);
-  const std::int64_t count = row.end - row.begin;
-  for (std::int64_t i = 0; i < out.indices.size(1); ++i) {
-    list[i] = i < count ? static_cast<std::int32_t>(row.begin + i) : -1;
-  }
-  *entry<std::int32_t>(out.length, row.row) = static_cast<std::int32_t>(count);
-}
-
-void write_list(const StepRow& row, std::span<const std::uint64_t> best, const TopkLists& out) {
-  std::int32_t* list = entry<std::int32_t>(out.indices, row.row);
-  for (std::size_t i = 0; i < best.size(); ++i) list[i] = rank_key_row(best[i]);
-  std::fill(list + best.size(), list + out.indices.size(1), -1);
-  *entry<std::int32_t>(out.length, row.row) = static_cast<std::int32_t>(best.size());
-}
 
 void write_state(const StepRow& row, std::span<const std::uint64_t> best, const TopkState& state) {
   float* scores = entry<float>(state.scores, row.slot);
@@ -55,7 +40,7 @@ std::vector<StepRow> rows_to_score(const IndexerStep& step, const IndexerInputs&
       if (row.end - row.begin > in.topk) {
         scored.push_back(row);
       } else if (step.last) {
-        write_range(row, out);
+        write_range(row.row, {row.begin, row.end}, out);
       } else {
         *entry<std::int32_t>(state.length, slot) = 0;
       }
@@ -95,7 +80,7 @@ class TopkWorker {
     }
     for (std::size_t i = 0; i < rows.size(); ++i) {
       const auto best = selectors_[i].finish();
-      step_.last ? write_list(rows[i], best, out_) : write_state(rows[i], best, state_);
+      step_.last ? write_list(rows[i].row, best, out_) : write_state(rows[i], best, state_);
     }
   }
 

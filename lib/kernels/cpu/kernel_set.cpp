@@ -26,6 +26,10 @@ class CpuKernels final : public KernelSet {
     validate_indexer_topk(step, in, state, out);
     enqueue(stream, [step, in, state, out](const Context& c) { cpu::indexer_topk(c, step, in, state, out); });
   }
+  void select_topk(const ScoreMatrix& in, const TopkLists& out, const Stream& stream) override {
+    validate_select_topk(in, out);
+    enqueue(stream, [in, out](const Context& c) { cpu::select_topk(c, in, out); });
+  }
   void sparse_mla_forward(const AttentionInputs& in, const AttentionOutputs& out, const Stream& stream) override {
     validate_sparse_mla_forward(in, out);
     enqueue(stream, [in, out](const Context& c) { cpu::sparse_mla_forward(c, in, out); });

@@ -15,9 +15,13 @@ class ForwardingKernels : public KernelSet {
   explicit ForwardingKernels(std::shared_ptr<KernelSet> inner) : inner_(std::move(inner)) {}
   std::string name() const override { return inner_->name(); }
   std::uint32_t numerics_version() const override { return inner_->numerics_version(); }
+  std::uint64_t scratch_bytes() const override { return inner_->scratch_bytes(); }
   void indexer_topk(const IndexerStep& step, const IndexerInputs& in, const TopkState& state, const TopkLists& out,
                     const Stream& stream) override {
     inner_->indexer_topk(step, in, state, out, stream);
+  }
+  void select_topk(const ScoreMatrix& in, const TopkLists& out, const Stream& stream) override {
+    inner_->select_topk(in, out, stream);
   }
   void sparse_mla_forward(const AttentionInputs& in, const AttentionOutputs& out, const Stream& stream) override {
     inner_->sparse_mla_forward(in, out, stream);

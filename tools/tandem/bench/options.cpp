@@ -106,16 +106,12 @@ std::uint64_t parse_bytes(std::string_view option, std::string_view text) {
   return static_cast<std::uint64_t>(value * factor);
 }
 
-BenchJob make_bench_job(const BenchArguments& a, const std::optional<LaunchedRank>& launched) {
-  BenchJob job;
-  job.operation = static_cast<BenchOperation>(parse_choice("bench", a.operation, {"gather", "reduce", "exchange"}));
+void choose_common(const BenchArguments& a, const std::optional<LaunchedRank>& launched, BenchJob& job) {
   job.ranks = integer(a.ranks, "--ranks", launched ? launched->size : 2, 1, 1024);
   if (launched && job.ranks != launched->size)
     throw UsageError(fmt::format("--ranks: {} given, the launcher started {}", job.ranks, launched->size));
   if (a.device && parse_choice("--device", *a.device, {"host", "cuda"}) == 1) job.device = DeviceKind::cuda;
   choose_transport(a, job);
-  choose_comparisons(a, job);
-  job.sizes = sizes_of(a);
   job.iterations = integer(a.iterations, "--iters", 20, 1, 1'000'000);
   job.warmup = integer(a.warmup, "--warmup_iters", 5, 0, 1'000'000);
   job.check = integer(a.check, "--check", 1, 0, 1) == 1;
@@ -128,6 +124,33 @@ BenchJob make_bench_job(const BenchArguments& a, const std::optional<LaunchedRan
     job.output_file = *a.output_file;
     if (!launched || launched->rank == 0) test_writable("--output_file", job.output_file);
   }
+}
+
+void expect_none(std::initializer_list<NamedOption> options, const char* operations) {
+  for (const NamedOption& option : options) {
+    if (option.given) throw UsageError(fmt::format("{}: only with bench {}", option.name, operations));
+  }
+}
+
+BenchJob make_bench_job(const BenchArguments& a, const std::optional<LaunchedRank>& launched) {
+  BenchJob job;
+  job.operation = static_cast<BenchOperation>(
+      parse_choice("bench", a.operation, {"gather", "reduce", "exchange", "indexer", "topk", "sparse-fwd", "dsa-fwd"}));
+  expect_none({{"--model", a.model.has_value()},
+               {"--seq-len", a.seq_len.has_value()},
+               {"--topk", a.topk.has_value()},
+               {"--index-dtype", a.index_dtype.has_value()},
+               {"--kernels", a.kernels.has_value()},
+               {"--heads", a.heads.has_value()},
+               {"--index-heads", a.index_heads.has_value()}},
+              "indexer, topk, sparse-fwd or dsa-fwd");
+  expect_none(
+      {{"--queries", a.queries.has_value()}, {"--share", a.share.has_value()}, {"--pattern", a.pattern.has_value()}},
+      "indexer, topk or sparse-fwd");
+  expect_none({{"--layout", a.layout.has_value()}, {"--schedule", a.schedule.has_value()}}, "dsa-fwd");
+  choose_common(a, launched, job);
+  choose_comparisons(a, job);
+  job.sizes = sizes_of(a);
   return job;
 }
 

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <optional>
 #include <string>
@@ -18,6 +19,9 @@ struct BenchArguments {
   std::string operation;
   std::optional<std::string> ranks, transport, device, min_bytes, max_bytes, step_factor, iterations, warmup, check,
       graph_launches, chunk_tokens, versus, beside, slow_link, output_file, timeout;
+  // Of kernels and of the operator alone.
+  std::optional<std::string> model, seq_len, queries, share, topk, heads, index_heads, index_dtype, kernels, pattern,
+      layout, schedule;
   std::vector<std::string> transport_options;  ///< KEY=VALUE
   bool json = false;
   bool csv = false;
@@ -25,7 +29,9 @@ struct BenchArguments {
 
 enum class BenchOperation { gather, reduce, exchange };
 
-/// What `tandem bench` is asked to do, checked and complete: the same on every rank.
+/// What `tandem bench` is asked to do, checked and complete: the same on every rank. Of a benchmark of kernels or of
+/// the operator this is the part that it shares with those of communication: neither `operation`, `sizes` nor what
+/// compares.
 struct BenchJob {
   BenchOperation operation = BenchOperation::gather;
   int ranks = 2;
@@ -53,7 +59,18 @@ std::string to_string(BenchOperation operation);
 /// "4K", "1.5M", "2G" or plain bytes. Throws UsageError.
 std::uint64_t parse_bytes(std::string_view option, std::string_view text);
 
-/// Throws UsageError. Tries whether the output file can be written.
+/// Of what all benchmarks share: ranks, device, transport, iterations, output. Throws UsageError. Tries whether the
+/// output file can be written.
+void choose_common(const BenchArguments& arguments, const std::optional<LaunchedRank>& launched, BenchJob& job);
+
+/// Throws UsageError if one of the options is given. `operations`: what they are for.
+struct NamedOption {
+  const char* name;
+  bool given;
+};
+void expect_none(std::initializer_list<NamedOption> options, const char* operations);
+
+/// Of a benchmark of communication. Throws UsageError.
 BenchJob make_bench_job(const BenchArguments& arguments, const std::optional<LaunchedRank>& launched);
 
 }  // namespace tandem::cli

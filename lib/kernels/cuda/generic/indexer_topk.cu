@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/generic/index_scores.cuh"
 #include "kernels/cuda/generic/kernels.hpp"
+#include "kernels/cuda/generic/topk_output.cuh"
 #include "kernels/cuda/generic/topk_select.cuh"
 
 namespace tandem::detail::cuda::generic {
@@ -24,18 +25,8 @@ struct TopkArgument {
   Rows<float> state_scores;
   Rows<int> state_indices;
   int* state_length;
-  Rows<int> indices;
-  int* length;
-  unsigned long long* nan_count;
+  ListOutput out;
 };
-
-template <class T>
-__device__ void write_range(const TopkArgument<T>& a, int row, int begin, int end) {
-  int* const list = a.indices.at(row);
-  for (int i = static_cast<int>(threadIdx.x); i < a.topk; i += block_threads)
-    list[i] = i < end - begin ? begin + i : -1;
-  if (threadIdx.x == 0) a.length[row] = end - begin;
-}
 
 template <class T>
 __device__ void write_state(const TopkArgument<T>& a, int slot, const std::uint64_t* best, int count) {
@@ -44,24 +35,6 @@ __device__ void write_state(const TopkArgument<T>& a, int slot, const std::uint6
     a.state_indices.at(slot)[i] = rank_key_row(best[i]);
   }
   if (threadIdx.x == 0) a.state_length[slot] = count;
-}
-
-/// Ascending. Their rows are put where the candidates are, each where one was read already.
-template <class T>
-__device__ void write_list(const TopkArgument<T>& a, int row, std::uint64_t* best, int count) {
-  int* const rows = reinterpret_cast<int*>(best);
-  const int padded = padded_count(count);
-  for (int first = 0; first < padded; first += block_threads) {
-    const int i = first + static_cast<int>(threadIdx.x);
-    const int landed = i < count ? rank_key_row(best[i]) : 0x7FFFFFFF;
-    __syncthreads();
-    if (i < padded) rows[i] = landed;
-    __syncthreads();
-  }
-  bitonic_sort(rows, padded);
-  int* const list = a.indices.at(row);
-  for (int i = static_cast<int>(threadIdx.x); i < a.topk; i += block_threads) list[i] = i < count ? rows[i] : -1;
-  if (threadIdx.x == 0) a.length[row] = count;
 }
 
 /// One block for each row of the step.
@@ -76,7 +49,7 @@ __global__ void __launch_bounds__(block_threads) select_keys(TopkArgument<T> a) 
   const int end = a.bounds[2 * std::int64_t{row} + 1];
   if (end - begin <= a.topk) {
     if (a.last) {
-      write_range(a, row, begin, end);
+      write_range(a.out, row, begin, end);
     } else if (threadIdx.x == 0) {
       a.state_length[slot] = 0;
     }
@@ -105,12 +78,11 @@ __global__ void __launch_bounds__(block_threads) select_keys(TopkArgument<T> a) 
   }
   selector.finish();
   if (a.last) {
-    write_list(a, row, candidates, selector.count());
+    write_list(a.out, row, candidates, selector.count());
   } else {
     write_state(a, slot, candidates, selector.count());
   }
-  nans = block_sum(nans, sums);
-  if (threadIdx.x == 0 && nans != 0) atomicAdd(a.nan_count, static_cast<unsigned long long>(nans));
+  add_nans(a.out, block_sum(nans, sums));
 }
 
 const bool registered =
@@ -138,9 +110,7 @@ void run(const NativeStream& stream, const IndexerStep& step, const IndexerInput
   a.state_scores = rows_of<float>(state.scores);
   a.state_indices = rows_of<int>(state.indices);
   a.state_length = state.length.data_as<int>();
-  a.indices = rows_of<int>(out.indices);
-  a.length = out.length.data_as<int>();
-  a.nan_count = out.nan_count.data_as<unsigned long long>();
+  a.out = list_output(out, in.topk);
   launch(stream, select_keys<T>, a, step.row_count(), 1,
          static_cast<std::size_t>(a.capacity) * sizeof(std::uint64_t) + scorer_bytes(a.in.held_heads));
 }

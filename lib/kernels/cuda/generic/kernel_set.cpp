@@ -80,6 +80,14 @@ void GenericKernels::indexer_topk(const IndexerStep& step, const IndexerInputs& 
   generic::indexer_topk(native(stream), step, in, state, out);
 }
 
+void GenericKernels::select_topk(const ScoreMatrix& in, const TopkLists& out, const Stream& stream) {
+  throw_if_failed();
+  validate_select_topk(in, out);
+  expect_topk(in.topk);
+  expect_table("bounds", in.bounds, in.scores.size(0), 2);
+  generic::select_topk(native(stream), in, out);
+}
+
 void GenericKernels::sparse_mla_forward(const AttentionInputs& in, const AttentionOutputs& out, const Stream& stream) {
   throw_if_failed();
   validate_sparse_mla_forward(in, out);

@@ -19,6 +19,7 @@ class GenericKernels : public KernelSet {
   void throw_if_failed() override;
   void indexer_topk(const IndexerStep& step, const IndexerInputs& in, const TopkState& state, const TopkLists& out,
                     const Stream& stream) override;
+  void select_topk(const ScoreMatrix& in, const TopkLists& out, const Stream& stream) override;
   void sparse_mla_forward(const AttentionInputs& in, const AttentionOutputs& out, const Stream& stream) override;
   void sparse_mla_backward(RowRange rows, const AttentionInputs& in, const AttentionGradients& grads,
                            const Stream& stream) override;

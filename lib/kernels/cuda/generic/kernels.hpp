@@ -19,6 +19,7 @@ constexpr ListFault fault_is_length = ListFault{1} << 63;
 
 void indexer_topk(const NativeStream& stream, const IndexerStep& step, const IndexerInputs& in, const TopkState& state,
                   const TopkLists& out);
+void select_topk(const NativeStream& stream, const ScoreMatrix& in, const TopkLists& out);
 /// `only`, if given: i32 [s], rows for which it is 0 are left alone.
 void sparse_mla_forward(const NativeStream& stream, const AttentionInputs& in, const AttentionOutputs& out,
                         ListFault* fault, const std::int32_t* only = nullptr);

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tandem/bench/options.hpp"
+#include "tandem/job.hpp"
+
+namespace tandem::cli {
+
+enum class ComputeOperation { indexer, topk, sparse_fwd, dsa_fwd };
+std::string to_string(ComputeOperation operation);
+/// Whether `tandem bench NAME` times kernels or the operator; empty if not.
+std::optional<ComputeOperation> compute_operation(const std::string& name);
+
+/// Of the scores (indexer, topk) or of the lists (sparse-fwd).
+enum class Pattern {
+  random,     ///< each key as likely as any other
+  text,       ///< some four of five selected keys are among the last text_window before the query
+  ascending,  ///< the later a key, the higher its score: the worst for a selection that goes through them in order
+  equal,      ///< all scores are the same
+};
+std::string to_string(Pattern pattern);
+constexpr std::int64_t text_window = 8192;
+constexpr double text_share = 0.8;
+
+/// Queries of a benchmark of kernels.
+struct QueryChoice {
+  std::int64_t queries = 0;  ///< so many that all see all keys, or
+  int share = 0;             ///< those of rank 0 of so many, causal, zigzag
+};
+
+enum class Schedule {
+  overlap,   ///< the operator, as it is
+  blocking,  ///< first the whole gather, then its kernels
+};
+std::string to_string(Schedule schedule);
+
+/// What `tandem bench` of kernels or of the operator is asked to do, checked and complete: the same on every rank.
+struct ComputeJob {
+  BenchJob common;
+  ComputeOperation operation = ComputeOperation::indexer;
+  std::string kernels = "cpu";
+  std::string model = "tiny";
+  ModelShape shape;
+  DType dtype = DType::bf16;
+  DType index_dtype = DType::bf16;
+  std::vector<std::int64_t> seq_lens;
+  std::uint64_t seed = 1;
+  // Kernels.
+  std::vector<QueryChoice> queries;
+  std::vector<Pattern> patterns;
+  // The operator.
+  Partition partition = Partition::zigzag;
+  std::vector<Schedule> schedules;
+
+  /// The same step for `tandem dsa`: layout, plan options and inputs.
+  DsaJob step(std::int64_t seq_len) const;
+};
+
+/// Throws UsageError. Tries whether the output file can be written.
+ComputeJob make_compute_job(ComputeOperation operation, const BenchArguments& arguments,
+                            const std::optional<LaunchedRank>& launched);
+
+}  // namespace tandem::cli
