@@ -96,7 +96,7 @@ struct OracleOutputs {
   double* out;    ///< [rows, H, 512]
   double* plain;  ///< [rows, H, 512]
   double* lse;    ///< [rows, H]
-  double* top;    ///< [rows, H]: greatest magnitude of a logit
+  double* top;    ///< [rows, H]: greatest sum of magnitudes of the terms of a logit
 };
 
 /// A block for each (query of `rows`, head); `logits` is scratch for K doubles of each.
@@ -115,12 +115,15 @@ __global__ void oracle_kernel(SparseForwardArgs a, const std::int64_t* rows, dou
     double dot = -INFINITY;
     if (row >= 0 && row < a.keys) {
       dot = 0;
+      double magnitude = 0;
       for (int c = 0; c < a.dim; ++c) {
-        dot += static_cast<double>(__bfloat162float(q[c])) *
-               static_cast<double>(__bfloat162float(kv[row * a.kv_row_stride + c]));
+        const double term = static_cast<double>(__bfloat162float(q[c])) *
+                            static_cast<double>(__bfloat162float(kv[row * a.kv_row_stride + c]));
+        dot += term;
+        magnitude += fabs(term);
       }
       dot *= static_cast<double>(a.scale);
-      greatest = fmax(greatest, fabs(dot));
+      greatest = fmax(greatest, magnitude * static_cast<double>(a.scale));
     }
     logits[i] = dot;
     top = fmax(top, dot);

@@ -114,7 +114,7 @@ inline Accuracy compare_with_oracle(const SparseForwardArgs& args, const std::ve
       mine.lse_good = static_cast<double>(lse[i]) == want_lse[i];
     } else {
       mine.lse = std::abs(static_cast<double>(lse[i]) - want_lse[i]);
-      mine.lse_good = mine.lse <= 4e-6 * (1.0 + greatest[i] + std::abs(want_lse[i]));
+      mine.lse_good = mine.lse <= 0x1p-20 * greatest[i] + 2e-6 * (1.0 + std::abs(want_lse[i]));
     }
   });
   for (const Accuracy& one : of) {

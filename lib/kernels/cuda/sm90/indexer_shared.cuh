@@ -112,6 +112,7 @@ __device__ __forceinline__ void for_each_key_tile(const IndexerParams& p, int be
       from = max(from, p.key_ranges[2 * range]);
       to = min(to, p.key_ranges[2 * range + 1]);
     }
+    if (from >= to) continue;  // also where both lie in one tile of keys
     const int bits = to - from >= 64 * tile_keys ? 4 : 0;
     for (int pass = 0; pass < 1 << bits; ++pass) {
       const int offset =

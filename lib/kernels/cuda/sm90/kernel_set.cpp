@@ -62,10 +62,12 @@ void pack(void* to, const Tensor& t, const NativeStream& on) {
   }
 }
 
+bool takes_topk(std::int64_t topk) { return topk % 64 == 0 && topk <= generic::most_topk; }
+
 bool selects(const IndexerInputs& in) {
   const std::int64_t heads = in.index_q.size(1);
   const bool known = heads == 8 || heads == 16 || heads == 32 || heads == 64;
-  return known && in.index_q.dtype() != DType::f32 && in.topk % 64 == 0 && in.topk <= generic::most_topk;
+  return known && in.index_q.dtype() != DType::f32 && takes_topk(in.topk);
 }
 
 bool aligned(const Tensor& t) {
@@ -77,8 +79,7 @@ bool aligned(const Tensor& t) {
 }
 
 bool attends(const AttentionInputs& in, const AttentionOutputs& out) {
-  const std::int64_t topk = in.indices.size(1);
-  return in.q.dtype() == DType::bf16 && topk % 64 == 0 && topk <= generic::most_topk && in.scale >= 0 &&
+  return in.q.dtype() == DType::bf16 && takes_topk(in.indices.size(1)) && in.scale >= 0 &&
          dense(in.indices) && aligned(in.indices) && aligned(in.q) && aligned(in.kv) && aligned(out.out) &&
          dense(out.lse);
 }
@@ -125,9 +126,11 @@ class Sm90Kernels final : public GenericKernels {
 
   void indexer_topk(const IndexerStep& step, const IndexerInputs& in, const TopkState& state, const TopkLists& out,
                     const Stream& stream) override;
+  void select_topk(const ScoreMatrix& in, const TopkLists& out, const Stream& stream) override;
   void sparse_mla_forward(const AttentionInputs& in, const AttentionOutputs& out, const Stream& stream) override;
 
  private:
+  void run_indexer(launchers::IndexerArgs args, const Tensor& bounds, const TopkLists& out, const Stream& stream);
   /// The tensor's memory if it is dense and aligned to 16 bytes, else that of a copy.
   const void* packed(const char* name, const Tensor& t, const Stream& stream) {
     if (!t.valid() || t.elements() == 0 || (dense(t) && on_granule(t))) return t.data();
@@ -152,9 +155,7 @@ void Sm90Kernels::indexer_topk(const IndexerStep& step, const IndexerInputs& in,
   generic::expect_table("bounds", in.bounds, in.index_q.size(0), 2);
   generic::expect_table("step_rows", in.step_rows, step.row_count(), 1);
   generic::expect_table("step_keys", in.step_keys, std::ssize(step.keys), 2);
-  const NativeStream on = native(stream);
   const DeviceGuard guard(context());
-
   launchers::IndexerArgs args;
   args.dtype = in.index_q.dtype() == DType::bf16 ? launchers::IndexerDtype::bf16 : launchers::IndexerDtype::e4m3;
   args.heads = static_cast<std::int32_t>(in.index_q.size(1));
@@ -166,9 +167,6 @@ void Sm90Kernels::indexer_topk(const IndexerStep& step, const IndexerInputs& in,
   args.w = static_cast<const float*>(packed("index_w", in.index_w, stream));
   args.k = packed("index_k", in.index_k, stream);
   args.k_scale = static_cast<const float*>(packed("index_k_scale", in.index_k_scale, stream));
-  args.key_begin = in.bounds.data_as<const std::int32_t>();
-  args.key_end = args.key_begin + 1;
-  args.bounds_stride = 2;
   args.rows = in.step_rows.data_as<const std::int32_t>();
   args.row_count = static_cast<std::int32_t>(step.row_count());
   args.key_ranges = in.step_keys.data_as<const std::int32_t>();
@@ -181,7 +179,34 @@ void Sm90Kernels::indexer_topk(const IndexerStep& step, const IndexerInputs& in,
     args.state_indices = state.indices.data_as<std::int32_t>();
     args.state_length = state.length.data_as<std::int32_t>();
   }
-  if (step.last) {
+  run_indexer(args, in.bounds, out, stream);
+}
+
+void Sm90Kernels::select_topk(const ScoreMatrix& in, const TopkLists& out, const Stream& stream) {
+  throw_if_failed();
+  validate_select_topk(in, out);
+  if (!takes_topk(in.topk)) return GenericKernels::select_topk(in, out, stream);
+  generic::expect_table("bounds", in.bounds, in.scores.size(0), 2);
+  expect_dense("scores", in.scores);
+  const DeviceGuard guard(context());
+  launchers::IndexerArgs args;
+  args.dtype = launchers::IndexerDtype::scores;
+  args.heads = 64;
+  args.topk = static_cast<std::int32_t>(in.topk);
+  args.queries = in.scores.size(0);
+  args.keys = in.scores.size(1);
+  args.scores = in.scores.data_as<const float>();
+  args.row_count = static_cast<std::int32_t>(in.scores.size(0));
+  run_indexer(args, in.bounds, out, stream);
+}
+
+/// Adds bounds, lists and scratch, and launches.
+void Sm90Kernels::run_indexer(launchers::IndexerArgs args, const Tensor& bounds, const TopkLists& out,
+                              const Stream& stream) {
+  args.key_begin = bounds.data_as<const std::int32_t>();
+  args.key_end = args.key_begin + 1;
+  args.bounds_stride = 2;
+  if (args.last) {
     expect_dense("indices", out.indices);
     expect_dense("length", out.length);
     args.indices = out.indices.data_as<std::int32_t>();
@@ -192,7 +217,7 @@ void Sm90Kernels::indexer_topk(const IndexerStep& step, const IndexerInputs& in,
   const Tensor memory = scratch("indexer", stream, DType::u8, static_cast<std::int64_t>(bytes));
   args.scratch = memory.data();
   args.scratch_bytes = bytes;
-  check(launchers::launch_indexer(args, on.handle), "the indexer", context().ordinal);
+  check(launchers::launch_indexer(args, native(stream).handle), "the indexer", context().ordinal);
 }
 
 void Sm90Kernels::sparse_mla_forward(const AttentionInputs& in, const AttentionOutputs& out, const Stream& stream) {
