@@ -103,12 +103,13 @@ void write_json(const std::string& file, const std::string& command, const std::
   std::fprintf(json, " \"failures\": %d, \"figures\": [", forward_failures);
   const char* comma = "";
   for (const Figure& f : figures) {
-    std::fprintf(json,
-                 "%s\n  {\"heads\": %d, \"dim\": %d, \"queries\": %lld, \"keys\": %lld, \"topk\": %d, \"lists\": \"%s\", "
-                 "\"ms\": %.4f, \"low\": %.4f, \"high\": %.4f, \"tflops\": %.1f, \"gather_tb_s\": %.3f}",
-                 comma, f.shape.heads, f.shape.dim, static_cast<long long>(f.shape.queries),
-                 static_cast<long long>(f.shape.keys), f.shape.topk, name_of(f.shape.lists), f.median, f.low, f.high,
-                 f.tflops, f.gather);
+    std::fprintf(
+        json,
+        "%s\n  {\"heads\": %d, \"dim\": %d, \"queries\": %lld, \"keys\": %lld, \"topk\": %d, \"lists\": \"%s\", "
+        "\"ms\": %.4f, \"low\": %.4f, \"high\": %.4f, \"tflops\": %.1f, \"gather_tb_s\": %.3f}",
+        comma, f.shape.heads, f.shape.dim, static_cast<long long>(f.shape.queries),
+        static_cast<long long>(f.shape.keys), f.shape.topk, name_of(f.shape.lists), f.median, f.low, f.high, f.tflops,
+        f.gather);
     comma = ",";
   }
   std::fprintf(json, "\n]}\n");
@@ -117,7 +118,8 @@ void write_json(const std::string& file, const std::string& command, const std::
 
 int usage() {
   std::printf(
-      "sm90_forward_bench [--check] [--bench] [--quick] [--heads LIST] [--runs N] [--seed N] [--json FILE] [--commit ID]\n"
+      "sm90_forward_bench [--check] [--bench] [--quick] [--heads LIST] [--runs N] [--seed N] [--json FILE] [--commit "
+      "ID]\n"
       "Checks the sparse MLA forward against float64 and times it. Without --check or --bench it does both; --quick\n"
       "times 4096 queries and 65536 rows in random order only. --heads: of the checks, and in --quick of the times.\n");
   return 0;
@@ -129,7 +131,8 @@ int main_with(int argc, char** argv) {
   std::vector<int> heads;
   int runs = 21;
   std::string json, commit = "unknown", command;
-  forward_seed = static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count()) % 1'000'000'007;
+  forward_seed =
+      static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count()) % 1'000'000'007;
   for (int i = 0; i < argc; ++i) command += (i > 0 ? " " : "") + std::string(argv[i]);
   for (int i = 1; i < argc; ++i) {
     const std::string arg = argv[i];

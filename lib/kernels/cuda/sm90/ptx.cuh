@@ -142,8 +142,8 @@ __device__ __forceinline__ std::uint64_t swizzled_descriptor(const void* tile) {
   return swizzle_128 | group_stride | leading | ((shared_address(tile) & 0x3FFFF) >> 4);
 }
 
-/// Lower word of that descriptor; the upper one is 0x40000040. Sums of it cannot overflow. Made anew wherever it is used:
-/// the compiler would keep all the sums of a loop in registers.
+/// Lower word of that descriptor; the upper one is 0x40000040. Sums of it cannot overflow. Made anew wherever it is
+/// used: the compiler would keep all the sums of a loop in registers.
 __device__ __forceinline__ std::uint32_t operand_word(std::uint32_t address, std::uint32_t stride) {
   std::uint32_t word;
   asm volatile("mov.b32 %0, %1;" : "=r"(word) : "r"(stride >> 4 << 16 | (address & 0x3FFFF) >> 4));

@@ -32,10 +32,9 @@ cudaError_t make_query_map(CUtensorMap& map, const SparseForwardArgs& args, std:
   const cuuint64_t stride[2] = {static_cast<cuuint64_t>(head_stride) * 2, static_cast<cuuint64_t>(row_stride) * 2};
   const cuuint32_t box[3] = {64, static_cast<cuuint32_t>(box_heads), 1};
   const cuuint32_t step[3] = {1, 1, 1};
-  const CUresult result =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(args.q), size, stride, box, step,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(args.q), size, stride,
+                                 box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
@@ -112,8 +111,9 @@ cudaError_t launch_sparse_forward(const SparseForwardArgs& args, cudaStream_t st
   if (error == cudaSuccess) error = prepare(variant);
   if (error != cudaSuccess) return error;
   const auto grid = static_cast<unsigned>(std::min<std::int64_t>(blocks, p.items));
-  variant.kernel<<<grid, static_cast<unsigned>(variant.threads), static_cast<std::size_t>(variant.shared_bytes),
-                   stream>>>(p);
+  variant
+      .kernel<<<grid, static_cast<unsigned>(variant.threads), static_cast<std::size_t>(variant.shared_bytes), stream>>>(
+          p);
   return cudaGetLastError();
 }
 

@@ -8,27 +8,23 @@
 /// are the 64 rows of an instruction and heads its narrow side: S^T = K Q^T, O^T = V^T P^T. Padding 16 heads to 64 rows
 /// would cost four times the matrix work; so, the gather of rows is what bounds it.
 ///
-/// Slices of tiles pass through a ring, each filled again as soon as it has been read for the last time, so that most of
-/// shared memory waits for data. Tiles are dealt out to the matrix warpgroups, which accumulate on their own and are
+/// Slices of tiles pass through a ring, each filled again as soon as it has been read for the last time, so that most
+/// of shared memory waits for data. Tiles are dealt out to the matrix warpgroups, which accumulate on their own and are
 /// added up at the end of the item.
 namespace tandem::detail::sm90 {
 
-#ifndef TANDEM_FORWARD_GROUPS
-#define TANDEM_FORWARD_GROUPS 2
-#endif
-
-constexpr int narrow_groups = TANDEM_FORWARD_GROUPS;
+constexpr int narrow_groups = 2;
 constexpr int narrow_threads = 128 * (narrow_groups + 1);
 constexpr int tile_marks = 4;
-constexpr int narrow_matrix_registers = narrow_groups == 2 ? 216 : 0;
-constexpr int narrow_gather_registers = narrow_groups == 2 ? 72 : 0;
+/// Of the 168 that each thread has at launch: a raise waits for ever if the sum is greater.
+constexpr int narrow_matrix_registers = 216, narrow_gather_registers = 72;
+static_assert(narrow_groups * narrow_matrix_registers + narrow_gather_registers <= 3 * 168);
 
 template <int Heads, int Slices>
 struct alignas(1024) NarrowShared {
   static constexpr int q_slice_bytes = Heads * 128;
   static constexpr int q_bytes = 9 * q_slice_bytes;
-  static constexpr int fixed_bytes = q_bytes + narrow_groups * Heads * 128 +
-                                     narrow_groups * 6 * Heads * 4 + 2048;
+  static constexpr int fixed_bytes = q_bytes + narrow_groups * Heads * 128 + narrow_groups * 6 * Heads * 4 + 2048;
   static constexpr int ring = (227 * 1024 - fixed_bytes) / slice_bytes;
   static_assert(ring >= 2 * Slices && ring < tile_marks * Slices);  // a mark's last tile has been multiplied
 
@@ -94,8 +90,8 @@ struct NarrowGatherRole {
       const int tiles = tiles_of(length);
       for (int tile = 0; tile < tiles; ++tile) {
         const std::uint32_t there = rows.aim(p, entry);
-        entry = tile + 1 < tiles ? rows.entry(list_of(item), length, tile + 1)
-                                 : rows.entry(list_of(next), next_length, 0);
+        entry =
+            tile + 1 < tiles ? rows.entry(list_of(item), length, tile + 1) : rows.entry(list_of(next), next_length, 0);
 #pragma unroll
         for (int i = 0; i < Slices; ++i) {
           s.empty[place.slot].wait(place.parity ^ 1U);
@@ -125,7 +121,7 @@ struct NarrowMatrixRole {
 
   float out[value_slices][accumulators];
   float maximum[columns], sum[columns];
-  int thread, lane, warp;  ///< in the warpgroup
+  int thread, lane, warp;         ///< in the warpgroup
   RingPlace<Shared::ring> place;  ///< first slice of the group's next tile
   int mark;
 
@@ -135,9 +131,7 @@ struct NarrowMatrixRole {
   __device__ __forceinline__ void release(Mbarrier& barrier) const {
     if (lane == 0) barrier.arrive();
   }
-  static __device__ __forceinline__ int head_of(int column, int quad) {
-    return column / 2 * 8 + 2 * quad + column % 2;
-  }
+  static __device__ __forceinline__ int head_of(int column, int quad) { return column / 2 * 8 + 2 * quad + column % 2; }
 
   /// Probabilities of a tile from its scores, to shared memory.
   __device__ __forceinline__ void normalise(const SparseForwardParams& p, Shared& s, float (&score)[accumulators]) {
@@ -283,8 +277,8 @@ struct NarrowMatrixRole {
       for (int c = 0; c < columns; ++c) {
         const int head = head_of(c, quad);
         s.totals[group][0][head] = maximum[c];
-        s.totals[group][1][head] = s.maxima[group][0][head] + s.maxima[group][1][head] + s.maxima[group][2][head] +
-                                   s.maxima[group][3][head];
+        s.totals[group][1][head] =
+            s.maxima[group][0][head] + s.maxima[group][1][head] + s.maxima[group][2][head] + s.maxima[group][3][head];
       }
     }
     all_sync();
@@ -312,37 +306,33 @@ struct NarrowMatrixRole {
 #pragma unroll
       for (int i = 0; i < accumulators; ++i) out[slice][i] *= factor[i / 4 * 2 + i % 2];
     }
-    if constexpr (narrow_groups == 2) {
-      // In turns: there is room for half of one warpgroup's accumulators.
-      auto* exchanged = reinterpret_cast<float*>(s.q) + thread;
-      static_assert(Shared::q_bytes >= 4 * accumulators * 128 * 4);
+    // In turns: there is room for half of one warpgroup's accumulators.
+    auto* exchanged = reinterpret_cast<float*>(s.q) + thread;
+    static_assert(Shared::q_bytes >= 4 * accumulators * 128 * 4);
 #pragma unroll
-      for (int taker = 0; taker < 2; ++taker) {
-        if (Group != taker) {
+    for (int taker = 0; taker < 2; ++taker) {
+      if (Group != taker) {
 #pragma unroll
-          for (int slice = 0; slice < 4; ++slice) {
+        for (int slice = 0; slice < 4; ++slice) {
 #pragma unroll
-            for (int i = 0; i < accumulators; ++i) {
-              exchanged[(slice * accumulators + i) * 128] = out[4 * taker + slice][i];
-            }
+          for (int i = 0; i < accumulators; ++i) {
+            exchanged[(slice * accumulators + i) * 128] = out[4 * taker + slice][i];
           }
         }
-        all_sync();
-        if (Group == taker) {
-#pragma unroll
-          for (int slice = 0; slice < 4; ++slice) {
-#pragma unroll
-            for (int i = 0; i < accumulators; ++i) {
-              out[4 * taker + slice][i] += exchanged[(slice * accumulators + i) * 128];
-            }
-          }
-        }
-        all_sync();
       }
-      write_out<4 * Group, 4>(p, s, query);
-    } else {
-      write_out<0, 8>(p, s, query);
+      all_sync();
+      if (Group == taker) {
+#pragma unroll
+        for (int slice = 0; slice < 4; ++slice) {
+#pragma unroll
+          for (int i = 0; i < accumulators; ++i) {
+            out[4 * taker + slice][i] += exchanged[(slice * accumulators + i) * 128];
+          }
+        }
+      }
+      all_sync();
     }
+    write_out<4 * Group, 4>(p, s, query);
   }
 
   /// Through shared memory, where rows become heads.
@@ -431,13 +421,13 @@ __global__ void __launch_bounds__(narrow_threads, 1)
   __syncthreads();
   const int group = static_cast<int>(threadIdx.x) / 128;
   if (group == narrow_groups) {
-    if constexpr (narrow_gather_registers > 0) lower_registers<narrow_gather_registers>();
+    lower_registers<narrow_gather_registers>();
     NarrowGatherRole<Heads, Slices>::run(p, s);
   } else if (group == 0) {
-    if constexpr (narrow_matrix_registers > 0) raise_registers<narrow_matrix_registers>();
+    raise_registers<narrow_matrix_registers>();
     NarrowMatrixRole<Heads, Slices, 0> role;
     role.run(p, s);
-  } else if constexpr (narrow_groups == 2) {
+  } else {
     raise_registers<narrow_matrix_registers>();
     NarrowMatrixRole<Heads, Slices, 1> role;
     role.run(p, s);

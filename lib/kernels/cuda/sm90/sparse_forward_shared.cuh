@@ -10,9 +10,9 @@
 
 /// What both sparse forward kernels share: parameters, work items, and the gather of KV rows.
 ///
-/// Keys are taken 64 at a time. A tile lies in shared memory as slices of 64 rows x 64 columns (128-byte rows, swizzled),
-/// which the matrix instructions read both as K (along the columns) and as V (transposed, along the rows). Hopper's copy
-/// engine cannot gather rows, so a warpgroup of ordinary 16-byte asynchronous copies does.
+/// Keys are taken 64 at a time. A tile lies in shared memory as slices of 64 rows x 64 columns (128-byte rows,
+/// swizzled), which the matrix instructions read both as K (along the columns) and as V (transposed, along the rows).
+/// Hopper's copy engine cannot gather rows, so a warpgroup of ordinary 16-byte asynchronous copies does.
 namespace tandem::detail::sm90 {
 
 constexpr int tile_rows = 64;
