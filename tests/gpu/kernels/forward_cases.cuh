@@ -96,7 +96,7 @@ struct OracleOutputs {
   double* out;    ///< [rows, H, 512]
   double* plain;  ///< [rows, H, 512]
   double* lse;    ///< [rows, H]
-  double* top;    ///< [rows, H]: greatest sum of magnitudes of the terms of a logit
+  double* size;   ///< [rows, H]: greatest sum of |scale q kv|, what rounding of a logit goes by
 };
 
 /// A block for each (query of `rows`, head); `logits` is scratch for K doubles of each.
@@ -112,18 +112,17 @@ __global__ void oracle_kernel(SparseForwardArgs a, const std::int64_t* rows, dou
   double top = -INFINITY, greatest = 0;
   for (int i = static_cast<int>(threadIdx.x); i < length; i += 256) {
     const std::int64_t row = a.indices[t * a.topk + i];
-    double dot = -INFINITY;
+    double dot = -INFINITY, size = 0;
     if (row >= 0 && row < a.keys) {
       dot = 0;
-      double magnitude = 0;
       for (int c = 0; c < a.dim; ++c) {
-        const double term = static_cast<double>(__bfloat162float(q[c])) *
-                            static_cast<double>(__bfloat162float(kv[row * a.kv_row_stride + c]));
-        dot += term;
-        magnitude += fabs(term);
+        const double product = static_cast<double>(__bfloat162float(q[c])) *
+                               static_cast<double>(__bfloat162float(kv[row * a.kv_row_stride + c]));
+        dot += product;
+        size += fabs(product);
       }
       dot *= static_cast<double>(a.scale);
-      greatest = fmax(greatest, magnitude * static_cast<double>(a.scale));
+      greatest = fmax(greatest, size * static_cast<double>(a.scale));
     }
     logits[i] = dot;
     top = fmax(top, dot);
@@ -172,7 +171,7 @@ __global__ void oracle_kernel(SparseForwardArgs a, const std::int64_t* rows, dou
   }
   if (threadIdx.x == 0) {
     o.lse[place * gridDim.y + h] = all_top == -INFINITY ? -INFINITY : all_top + log(sum);
-    o.top[place * gridDim.y + h] = greatest;
+    o.size[place * gridDim.y + h] = greatest;
   }
 }
 

@@ -13,15 +13,12 @@
 /// added up at the end of the item.
 namespace tandem::detail::sm90 {
 
-#ifndef TANDEM_FORWARD_GROUPS
-#define TANDEM_FORWARD_GROUPS 2
-#endif
-
-constexpr int narrow_groups = TANDEM_FORWARD_GROUPS;
+constexpr int narrow_groups = 2;
 constexpr int narrow_threads = 128 * (narrow_groups + 1);
 constexpr int tile_marks = 4;
-constexpr int narrow_matrix_registers = narrow_groups == 2 ? 216 : 0;
-constexpr int narrow_gather_registers = narrow_groups == 2 ? 72 : 0;
+/// Of the 168 that each thread has at launch: a raise waits for ever if the sum is greater.
+constexpr int narrow_matrix_registers = 216, narrow_gather_registers = 72;
+static_assert(narrow_groups * narrow_matrix_registers + narrow_gather_registers <= 3 * 168);
 
 template <int Heads, int Slices>
 struct alignas(1024) NarrowShared {
@@ -309,37 +306,33 @@ struct NarrowMatrixRole {
 #pragma unroll
       for (int i = 0; i < accumulators; ++i) out[slice][i] *= factor[i / 4 * 2 + i % 2];
     }
-    if constexpr (narrow_groups == 2) {
-      // In turns: there is room for half of one warpgroup's accumulators.
-      auto* exchanged = reinterpret_cast<float*>(s.q) + thread;
-      static_assert(Shared::q_bytes >= 4 * accumulators * 128 * 4);
+    // In turns: there is room for half of one warpgroup's accumulators.
+    auto* exchanged = reinterpret_cast<float*>(s.q) + thread;
+    static_assert(Shared::q_bytes >= 4 * accumulators * 128 * 4);
 #pragma unroll
-      for (int taker = 0; taker < 2; ++taker) {
-        if (Group != taker) {
+    for (int taker = 0; taker < 2; ++taker) {
+      if (Group != taker) {
 #pragma unroll
-          for (int slice = 0; slice < 4; ++slice) {
+        for (int slice = 0; slice < 4; ++slice) {
 #pragma unroll
-            for (int i = 0; i < accumulators; ++i) {
-              exchanged[(slice * accumulators + i) * 128] = out[4 * taker + slice][i];
-            }
+          for (int i = 0; i < accumulators; ++i) {
+            exchanged[(slice * accumulators + i) * 128] = out[4 * taker + slice][i];
           }
         }
-        all_sync();
-        if (Group == taker) {
-#pragma unroll
-          for (int slice = 0; slice < 4; ++slice) {
-#pragma unroll
-            for (int i = 0; i < accumulators; ++i) {
-              out[4 * taker + slice][i] += exchanged[(slice * accumulators + i) * 128];
-            }
-          }
-        }
-        all_sync();
       }
-      write_out<4 * Group, 4>(p, s, query);
-    } else {
-      write_out<0, 8>(p, s, query);
+      all_sync();
+      if (Group == taker) {
+#pragma unroll
+        for (int slice = 0; slice < 4; ++slice) {
+#pragma unroll
+          for (int i = 0; i < accumulators; ++i) {
+            out[4 * taker + slice][i] += exchanged[(slice * accumulators + i) * 128];
+          }
+        }
+      }
+      all_sync();
     }
+    write_out<4 * Group, 4>(p, s, query);
   }
 
   /// Through shared memory, where rows become heads.
@@ -428,13 +421,13 @@ __global__ void __launch_bounds__(narrow_threads, 1)
   __syncthreads();
   const int group = static_cast<int>(threadIdx.x) / 128;
   if (group == narrow_groups) {
-    if constexpr (narrow_gather_registers > 0) lower_registers<narrow_gather_registers>();
+    lower_registers<narrow_gather_registers>();
     NarrowGatherRole<Heads, Slices>::run(p, s);
   } else if (group == 0) {
-    if constexpr (narrow_matrix_registers > 0) raise_registers<narrow_matrix_registers>();
+    raise_registers<narrow_matrix_registers>();
     NarrowMatrixRole<Heads, Slices, 0> role;
     role.run(p, s);
-  } else if constexpr (narrow_groups == 2) {
+  } else {
     raise_registers<narrow_matrix_registers>();
     NarrowMatrixRole<Heads, Slices, 1> role;
     role.run(p, s);

@@ -12,18 +12,12 @@
 /// the columns that are no value. Probabilities of even tiles lie where those columns were.
 ///
 /// A warpgroup multiplies the other's tile before it scores its own: shared memory holds two tiles, and only so is the
-/// older one freed while the newer is worked on. It starts on its own scores, as far as `early_slices`, before it waits
-/// for the other's probabilities, so that the matrix units are busy meanwhile.
+/// older one freed while the newer is worked on. It starts on its own scores, the half of the tile that comes first,
+/// before it waits for the other's probabilities, so that the matrix units are busy meanwhile.
 namespace tandem::detail::sm90 {
-
-#ifndef TANDEM_FORWARD_EARLY
-#define TANDEM_FORWARD_EARLY 4
-#endif
 
 constexpr int wide_threads = 384;
 constexpr int wide_heads = 64;
-constexpr int early_slices = TANDEM_FORWARD_EARLY;
-static_assert(early_slices >= 0 && early_slices <= value_slices / 2);
 /// Of the 168 that each thread has at launch: a raise waits for ever if the sum is greater.
 constexpr int wide_matrix_registers = 216, wide_gather_registers = 72;
 static_assert(2 * wide_matrix_registers + wide_gather_registers <= 3 * 168);
@@ -217,26 +211,15 @@ struct WideMatrixRole {
     sum[1] += added[1];
   }
 
+  /// Scores and multiplies an own tile; before, but for the item's first tile, multiplies the other's.
   template <bool AfterOther>
   __device__ __forceinline__ void step(const SparseForwardParams& p, Shared& s, bool last) {
-    constexpr int early = AfterOther ? early_slices : 0;
-    if constexpr (early > 0) {
-      s.full[Side][0].wait(parity);
-      fence_async_shared();
-      wgmma_fence();
-      scores(s, 0, early);
-      wgmma_commit();
-    }
+    s.full[Side][0].wait(parity);
+    fence_async_shared();
+    wgmma_fence();
+    scores(s, 0, 4);
+    wgmma_commit();
     if constexpr (AfterOther) add_other(s);
-    if constexpr (early == 0) {
-      s.full[Side][0].wait(parity);
-      fence_async_shared();
-      wgmma_fence();
-    }
-    if constexpr (early < 4) {
-      scores(s, early, 4);
-      wgmma_commit();
-    }
     s.full[Side][1].wait(parity);
     parity ^= 1U;
     fence_async_shared();
@@ -244,7 +227,7 @@ struct WideMatrixRole {
     scores(s, 4, Slices);
     wgmma_commit();
     if constexpr (AfterOther) {
-      wgmma_wait<(early < 4 ? 2 : 1)>();
+      wgmma_wait<1>();
       release(s.empty[1 - Side][Side]);
     }
     wgmma_wait<0>();
