@@ -2,8 +2,8 @@
 #include <fmt/format.h>
 #include <signal.h>
 
-#include <map>
 #include <cstdlib>
+#include <map>
 #include <random>
 #include <thread>
 

@@ -79,9 +79,8 @@ bool aligned(const Tensor& t) {
 }
 
 bool attends(const AttentionInputs& in, const AttentionOutputs& out) {
-  return in.q.dtype() == DType::bf16 && takes_topk(in.indices.size(1)) && in.scale >= 0 &&
-         dense(in.indices) && aligned(in.indices) && aligned(in.q) && aligned(in.kv) && aligned(out.out) &&
-         dense(out.lse);
+  return in.q.dtype() == DType::bf16 && takes_topk(in.indices.size(1)) && in.scale >= 0 && dense(in.indices) &&
+         aligned(in.indices) && aligned(in.q) && aligned(in.kv) && aligned(out.out) && dense(out.lse);
 }
 
 launchers::SparseForwardArgs forward_args(const AttentionInputs& in, const AttentionOutputs& out) {
