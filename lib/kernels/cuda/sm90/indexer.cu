@@ -4,6 +4,7 @@
 
 #include "indexer_launch.hpp"
 #include "indexer_tiles.cuh"
+#include "tensor_map.hpp"
 
 namespace tandem::detail::sm90 {
 namespace {
@@ -58,21 +59,6 @@ cudaError_t geometry_of(const IndexerArgs& args, Geometry& g) {
   g.lists_at = g.segments_at + aligned(tile_rows * segments_bytes);
   g.bytes = g.lists_at + aligned(tile_rows * list_bytes);
   return cudaSuccess;
-}
-
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-
-/// The driver's function, found at run time so that nothing links against the driver; null if there is none.
-EncodeTiled find_encode() {
-  static const EncodeTiled encode = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
-    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<EncodeTiled>(found)
-                                                                         : nullptr;
-  }();
-  return encode;
 }
 
 /// A [rows, 128] tensor in boxes of tile_keys rows of 128 bytes.

@@ -4,24 +4,10 @@
 
 #include "sparse_forward_narrow.cuh"
 #include "sparse_forward_wide.cuh"
+#include "tensor_map.hpp"
 
 namespace tandem::detail::sm90 {
 namespace {
-
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-
-/// The driver's function, found at run time so that nothing links against the driver; null if there is none.
-EncodeTiled find_encode() {
-  static const EncodeTiled encode = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
-    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<EncodeTiled>(found)
-                                                                         : nullptr;
-  }();
-  return encode;
-}
 
 cudaError_t make_query_map(CUtensorMap& map, const SparseForwardArgs& args, std::int64_t row_stride,
                            std::int64_t head_stride, int box_heads) {
