@@ -115,7 +115,8 @@ struct DsaMemory {
 /// On a GPU forward and backward enqueue kernels, copies and waits alone, so that they can be captured in a CUDA graph
 /// once the plan is prepared, if the transport can be. A graph reads and writes the tensors that were given and
 /// returned when it was captured: keep them, the context and this object for as long as it is replayed. Calls keep some
-/// memory for the next one on the same stream, so give as few streams as possible.
+/// memory for the next one on the same stream, so give as few streams as possible. So is memory of outputs, contexts
+/// and gradients that you let go of: hold on to what another stream reads until it has read it.
 class TANDEM_EXPORT DsaAttention {
  public:
   DsaAttention(Communicator& comm, std::shared_ptr<KernelSet> kernels, const DsaConfig& config);

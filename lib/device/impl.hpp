@@ -88,6 +88,8 @@ class DeviceImpl {
   virtual std::shared_ptr<EventImpl> create_event() = 0;
   virtual std::shared_ptr<SignalImpl> create_signal() = 0;
   virtual std::shared_ptr<void> allocate(std::size_t bytes) = 0;
+  /// Memory is filled with NaN before it is given out, so that whoever reads what nobody wrote will show it.
+  virtual bool poisons() const noexcept { return false; }
   /// `bytes` of the host's memory, aligned to 256 bytes, that streams of this device copy from and to without holding
   /// up the host: page-locked and mapped on CUDA, where both making and freeing it may wait for all of the GPU's work.
   /// memory_use() does not count it. Throws out_of_memory.

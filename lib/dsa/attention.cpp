@@ -49,7 +49,12 @@ void check_config(const DsaConfig& c) {
 }  // namespace
 
 DsaAttention::DsaAttention(Communicator& comm, std::shared_ptr<KernelSet> kernels, const DsaConfig& config)
-    : impl_(std::make_unique<Impl>(Impl{&comm, std::move(kernels), config})) {
+    : impl_(std::make_unique<Impl>(Impl{.comm = &comm,
+                                        .kernels = std::move(kernels),
+                                        .config = config,
+                                        .results = detail::StreamMemory([device = comm.device()](std::size_t bytes) {
+                                          return device.allocate(bytes);
+                                        })})) {
   if (!impl_->kernels) throw Error(ErrorCode::invalid_argument, "no kernel set given");
   check_config(config);
   if (config.deterministic && !impl_->kernels->deterministic()) {
@@ -120,6 +125,16 @@ BatchSpec DsaAttention::Impl::batch_spec() const {
       kernels->name(), kernels->numerics_version(), config.heads, config.index_heads, to_string(index_dtype()),
       config.topk, config.scale, config.relu, to_string(config.loss), config.keep_landed);
   return spec;
+}
+
+Tensor DsaAttention::Impl::allocate(const Stream& stream, DType dtype, std::initializer_list<std::int64_t> shape) {
+  const Device& device = comm->device();
+  // A graph goes on using what it was captured with.
+  if (!on_gpu() || stream.impl().capture() != 0 || device.impl().poisons())
+    return Tensor::allocate(device, dtype, shape);
+  std::size_t bytes = size_of(dtype);
+  for (const std::int64_t extent : shape) bytes *= static_cast<std::size_t>(extent);
+  return Tensor::view(results.take(stream.impl().id(), bytes), 0, dtype, shape);
 }
 
 void DsaAttention::Impl::prepare(const Plan& plan) {

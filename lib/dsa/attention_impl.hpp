@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "device/impl.hpp"
+#include "device/stream_memory.hpp"
 #include "device/temporaries.hpp"
 #include "dsa/plan_tables.hpp"
 #include "tandem/dsa.hpp"
@@ -77,6 +78,7 @@ struct DsaAttention::Impl {
   DsaConfig config;
   std::map<std::uint64_t, detail::PlanTables> tables = {};  ///< of prepared plans, by hash; GPUs only
   detail::Temporaries temporaries = {};
+  detail::StreamMemory results;
 
   BatchSpec batch_spec() const;
   void prepare(const Plan& plan);
@@ -112,9 +114,8 @@ struct DsaAttention::Impl {
   /// Runs the loss over rows in blocks with or without gradients; `after(block)` follows each block.
   void run_loss(const DsaContext::Data& context, const DsaInputs& in, const Tensor& kv, const detail::IndexKeys& keys,
                 IndexerLoss loss, const Stream& stream, const std::function<void(std::size_t)>& after);
-  Tensor allocate(DType dtype, std::initializer_list<std::int64_t> shape) const {
-    return Tensor::allocate(comm->device(), dtype, shape);
-  }
+  /// For what work of `stream` fills and the caller gets, or backward.
+  Tensor allocate(const Stream& stream, DType dtype, std::initializer_list<std::int64_t> shape);
 
   /// Enqueues `work`, with a compute span around what it enqueues.
   template <class F>

@@ -33,20 +33,20 @@ DsaAttention::Backward DsaAttention::Impl::backward(DsaContext::Data& context, c
   }
 
   DsaGradients g;
-  g.dq = allocate(config.dtype, {s, config.heads, config.dim});
-  g.dkv = allocate(DType::f32, {s, config.dim});
+  g.dq = allocate(stream, config.dtype, {s, config.heads, config.dim});
+  g.dkv = allocate(stream, DType::f32, {s, config.dim});
   const Tensor dkv = temporaries.take("dkv", stream, DType::f32, {n, config.dim});
   detail::zero_on(stream, dkv);
   if (in.sink.valid()) {
-    g.dsink = allocate(DType::f32, {config.heads});
+    g.dsink = allocate(stream, DType::f32, {config.heads});
     detail::zero_on(stream, g.dsink);
   }
   std::vector<ReduceField> fields{{"dkv", dkv, g.dkv}};
   IndexerLoss loss;
   if (has_loss()) {
-    g.d_index_q = loss.d_index_q = allocate(index_gradient_dtype(), {s, config.index_heads, index_dim});
-    g.d_index_w = loss.d_index_w = allocate(DType::f32, {s, config.index_heads});
-    g.d_index_k = allocate(DType::f32, {s, index_dim});
+    g.d_index_q = loss.d_index_q = allocate(stream, index_gradient_dtype(), {s, config.index_heads, index_dim});
+    g.d_index_w = loss.d_index_w = allocate(stream, DType::f32, {s, config.index_heads});
+    g.d_index_k = allocate(stream, DType::f32, {s, index_dim});
     loss.d_index_k = temporaries.take("d_index_k", stream, DType::f32, {n, index_dim});
     loss.loss_scale = loss_scale(plan);
     loss.upstream = dloss;

@@ -82,9 +82,9 @@ DsaAttention::Forward DsaAttention::Impl::forward(const Plan& plan, const DsaInp
   auto context = std::make_shared<DsaContext::Data>(plan);
   context->given_lists = in.indices.valid();
   if (config.keep_landed) {
-    context->kv = allocate(config.dtype, {n, config.dim});
-    if (has_loss()) context->index_k = allocate(index_dtype(), {n, index_dim});
-    if (has_loss() && scaled_keys()) context->index_k_scale = allocate(DType::f32, {n});
+    context->kv = allocate(stream, config.dtype, {n, config.dim});
+    if (has_loss()) context->index_k = allocate(stream, index_dtype(), {n, index_dim});
+    if (has_loss() && scaled_keys()) context->index_k_scale = allocate(stream, DType::f32, {n});
   }
   // Rows that stay until backward land where they stay, unless peers cannot write there: then they are copied.
   const bool copy = comm->one_sided();
@@ -98,12 +98,12 @@ DsaAttention::Forward DsaAttention::Impl::forward(const Plan& plan, const DsaInp
   const Work gather = comm->gather(plan, fields, stream);
 
   DsaOutputs out;
-  out.out = context->out = allocate(config.dtype, {s, config.heads, value_dim});
-  out.lse = context->lse = allocate(DType::f32, {s, config.heads});
-  out.indices = allocate(DType::i32, {s, config.topk});
-  out.length = context->length = allocate(DType::i32, {s});
-  out.nan_count = allocate(DType::i64, {1});
-  context->indices = allocate(DType::i32, {s, config.topk});
+  out.out = context->out = allocate(stream, config.dtype, {s, config.heads, value_dim});
+  out.lse = context->lse = allocate(stream, DType::f32, {s, config.heads});
+  out.indices = allocate(stream, DType::i32, {s, config.topk});
+  out.length = context->length = allocate(stream, DType::i32, {s});
+  out.nan_count = allocate(stream, DType::i64, {1});
+  context->indices = allocate(stream, DType::i32, {s, config.topk});
   detail::zero_on(stream, out.nan_count);
 
   if (context->given_lists) {
@@ -113,14 +113,14 @@ DsaAttention::Forward DsaAttention::Impl::forward(const Plan& plan, const DsaInp
   }
   gather.wait(stream, "kv");
   const Tensor kv = gather.landed("kv");
-  if (config.loss == IndexerLossKind::sparse) context->head_sums = allocate(DType::f32, {s, config.topk});
+  if (config.loss == IndexerLossKind::sparse) context->head_sums = allocate(stream, DType::f32, {s, config.topk});
   compute(stream, "compute/attention", [&] {
     kernels->sparse_mla_forward(attention_inputs(in, kv, context->indices, context->length),
                                 {out.out, out.lse, context->head_sums}, stream);
   });
   to_global(plan, context->indices, context->length, out.indices, stream);
   if (has_loss()) {
-    out.loss = allocate(DType::f64, {s});
+    out.loss = allocate(stream, DType::f64, {s});
     if (config.target_hook && context->head_sums.valid()) config.target_hook(context->head_sums, stream);
     IndexerLoss loss;
     loss.loss_scale = loss_scale(plan);

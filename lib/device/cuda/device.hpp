@@ -34,6 +34,7 @@ class CudaDevice final : public DeviceImpl, public std::enable_shared_from_this<
   std::shared_ptr<EventImpl> create_event() override;
   std::shared_ptr<SignalImpl> create_signal() override;
   std::shared_ptr<void> allocate(std::size_t bytes) override;
+  bool poisons() const noexcept override { return poison_; }
   std::shared_ptr<void> allocate_host(std::size_t bytes) override;
   MemoryUse memory_use() const noexcept override { return memory_->use(); }
   void synchronize(Deadline deadline) override;

@@ -236,7 +236,7 @@ std::vector<ComputeRow> ForwardStep::measure(BenchTimer& timer, BenchRanks& rank
       };
       row.verdict = {sum(mine.rows), sum(mine.wrong), sum(mine.near_ties), sum(mine.listed), sum(mine.listed_near)};
     }
-    rows.push_back(std::move(row));
+    rows.push_back(row);
   }
   forward_ = {};
   kernels_->throw_if_failed();

@@ -67,8 +67,8 @@ class Nearness {
   void fill(std::int64_t position, float* out) const {
     for (int i = 0; i < harmonics; ++i) {
       const double a = angle(i, position);
-      out[2 * i] = static_cast<float>(weights_[i] * std::cos(a));
-      out[2 * i + 1] = static_cast<float>(weights_[i] * std::sin(a));
+      *out++ = static_cast<float>(weights_[i] * std::cos(a));
+      *out++ = static_cast<float>(weights_[i] * std::sin(a));
     }
   }
 
