@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <limits>
 #include <map>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include "device/bf16.hpp"
 #include "support/cluster.hpp"
@@ -48,8 +52,22 @@ class Reduce : public ::testing::TestWithParam<Case> {
   }
 };
 
-// Fills, submits block by block as a backward would, finishes; returns the results.
-std::array<Tensor, 2> reduce_once(Communicator& comm, const Plan& plan, DType result,
+// Field and chunk of each submit.
+using Submits = std::vector<std::pair<std::size_t, ChunkId>>;
+
+// Block by block, as a backward would.
+Submits as_backward(const Plan& plan) {
+  Submits submits;
+  for (std::size_t f = 0; f < 2; ++f) {
+    for (std::size_t b = 0; b < plan.query_blocks().size(); ++b) {
+      for (const ChunkId chunk : plan.final_after(b)) submits.emplace_back(f, chunk);
+    }
+  }
+  return submits;
+}
+
+// Fills, submits, finishes; returns the results.
+std::array<Tensor, 2> reduce_once(Communicator& comm, const Plan& plan, DType result, const Submits& submits,
                                   const std::function<float(std::int64_t position, std::int64_t column)>& value) {
   const Stream stream = comm.device().create_stream();
   const std::array<std::int64_t, 2> widths{wide, 1};
@@ -75,11 +93,7 @@ std::array<Tensor, 2> reduce_once(Communicator& comm, const Plan& plan, DType re
     });
     reduction.submit(f == 0 ? "dkv" : "d_index_k", chunk, stream);
   };
-  for (std::size_t f = 0; f < 2; ++f) {
-    for (std::size_t b = 0; b < plan.query_blocks().size(); ++b) {
-      for (const ChunkId chunk : plan.final_after(b)) fill(f, chunk);
-    }
-  }
+  for (const auto& [f, chunk] : submits) fill(f, chunk);
   const Work work = reduction.finish(stream);
   work.wait(stream);
   stream.synchronize(soon());
@@ -91,6 +105,46 @@ std::array<Tensor, 2> reduce_once(Communicator& comm, const Plan& plan, DType re
   EXPECT_EQ(rows_in == 0, work.received_bytes() == 0);
   EXPECT_EQ(rows_out == 0, work.sent_bytes() == 0);
   return sums;
+}
+
+std::array<Tensor, 2> reduce_once(Communicator& comm, const Plan& plan, DType result,
+                                  const std::function<float(std::int64_t position, std::int64_t column)>& value) {
+  return reduce_once(comm, plan, result, as_backward(plan), value);
+}
+
+// Each rank submits in another order than the others await, and than its neighbours submit: a transport that matches
+// transfers by their order alone would give a chunk another's rows.
+TEST_P(Reduce, RanksMaySubmitInAnyOrder) {
+  const Batch batch{{0, 70, 121}, {}, Partition::zigzag, {4, 2, 8, 16}};
+  constexpr int ranks = 3;
+  run_cluster(cluster(ranks), [&](Communicator& comm) {
+    const Plan plan = batch.plan(comm.rank(), ranks);
+    comm.prepare(plan, spec(DType::f32));
+    Submits submits = as_backward(plan);
+    ASSERT_GT(submits.size(), 8U);
+    if (comm.rank() == 1) std::reverse(submits.begin(), submits.end());
+    // Every other one last, and the fields by turns.
+    if (comm.rank() == 2) {
+      std::stable_partition(submits.begin(), submits.end(),
+                            [i = 0](const auto& /*submit*/) mutable { return ++i % 2 == 0; });
+    }
+    for (int op = 0; op < 3; ++op) {
+      const auto sums = reduce_once(comm, plan, DType::f32, submits, [&](std::int64_t p, std::int64_t c) {
+        return contribution(comm.rank(), p, c) + static_cast<float>(100 * op);
+      });
+      for (std::int64_t i = 0; i < plan.rows(); ++i) {
+        const std::int64_t p = plan.layout().global_position(comm.rank(), i);
+        for (std::int64_t c = 0; c < wide; ++c) {
+          float expected = 0;
+          for (int r = 0; r < ranks; ++r) {
+            if (batch.plan(r, ranks).to_landed(p) >= 0)
+              expected += contribution(r, p, c) + static_cast<float>(100 * op);
+          }
+          ASSERT_EQ(sums[0].data_as<float>()[i * wide + c], expected) << "position " << p << " op " << op;
+        }
+      }
+    }
+  });
 }
 
 TEST_P(Reduce, AddsEveryContributionOnce) {
