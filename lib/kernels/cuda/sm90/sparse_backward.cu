@@ -112,15 +112,18 @@ cudaError_t launch(const Pass& pass, std::int64_t blocks, const SparseBackwardPa
 }
 
 cudaError_t run_block(const SparseBackwardParams& p, const Pass& query_pass, const Pass& key_pass, int multiprocessors,
-                      cudaStream_t stream) {
+                      std::uint32_t passes, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>((p.rows + statistics_rows - 1) / statistics_rows),
                   static_cast<unsigned>(p.head_blocks * block_heads));
-  sparse_backward_statistics_kernel<<<grid, statistics_threads, 0, stream>>>(p);
-  cudaError_t error = cudaGetLastError();
-  if (error == cudaSuccess) {
+  cudaError_t error = cudaSuccess;
+  if ((passes & 1U) != 0) {
+    sparse_backward_statistics_kernel<<<grid, statistics_threads, 0, stream>>>(p);
+    error = cudaGetLastError();
+  }
+  if (error == cudaSuccess && (passes & 2U) != 0) {
     error = launch(query_pass, std::min<std::int64_t>(multiprocessors, p.rows * p.head_blocks), p, stream);
   }
-  if (error == cudaSuccess) {
+  if (error == cudaSuccess && (passes & 4U) != 0) {
     // An even number: see KeyPassItem.
     const std::int64_t most = std::max(2, multiprocessors / 2 * 2);
     error = launch(key_pass, std::min(most, 2 * p.rows * p.visits), p, stream);
@@ -174,7 +177,7 @@ cudaError_t launch_sparse_backward(const SparseBackwardArgs& args, cudaStream_t 
     p.weights = static_cast<std::uint8_t*>(args.workspace);
     p.statistics = reinterpret_cast<HeadPair*>(p.weights + static_cast<std::size_t>(p.rows) * row.weights);
     p.head_sums = args.head_sums != nullptr ? args.head_sums + first * args.topk : nullptr;
-    error = run_block(p, query_pass, key_pass, multiprocessors, stream);
+    error = run_block(p, query_pass, key_pass, multiprocessors, args.passes, stream);
   }
   return error;
 }

@@ -210,7 +210,10 @@ struct KeyPassMatrixRole {
           tile<1>(p, s, keys, stage, last);
         }
       }
-      if (first >= item.tiles) release(s.q_empty);
+      if (first >= item.tiles) {
+        __syncwarp();  // all lanes have seen the queries come
+        release(s.q_empty);
+      }
       number += static_cast<std::uint32_t>(item.tiles);
     }
   }

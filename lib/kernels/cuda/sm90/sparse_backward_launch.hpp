@@ -45,6 +45,7 @@ struct SparseBackwardArgs {
   float* head_sums = nullptr;             ///< [row_end - row_begin, K], written: sums of P over heads; or null
   void* workspace = nullptr;         ///< aligned to 128 bytes; contents do not matter before, and are garbage after
   std::size_t workspace_bytes = 0;   ///< at least that of one row; more lets more rows go at a time
+  std::uint32_t passes = 7;          ///< for measurement: bits 1, 2 and 4 are statistics, queries and keys
   std::int32_t tiles_per_visit = 0;  ///< see sparse_backward_keys.cuh; 0: chosen by the size of dkv
 };
 
