@@ -74,7 +74,34 @@ inline void check_large_offsets(int heads, std::uint64_t seed) {
   keys.report(describe(c), "dkv", true);
 }
 
+/// What the launcher does without touching memory.
+inline void check_arguments() {
+  const auto refused = [](const std::string& what, auto change) {
+    SparseBackwardArgs args;
+    args.heads = 64;
+    args.topk = 64;
+    args.queries = args.row_end = 1;
+    args.workspace_bytes = sparse_backward_workspace_bytes(args, 1);
+    change(args);
+    const bool good = detail::sm90::launch_sparse_backward(args, nullptr) == cudaErrorInvalidValue;
+    backward_report(good, what, good ? "" : "was not refused");
+  };
+  refused("no heads", [](SparseBackwardArgs& args) { args.heads = 0; });
+  refused("129 heads", [](SparseBackwardArgs& args) { args.heads = 129; });
+  refused("d of 640", [](SparseBackwardArgs& args) { args.dim = 640; });
+  refused("K of 100", [](SparseBackwardArgs& args) { args.topk = 100; });
+  refused("K of 8256", [](SparseBackwardArgs& args) { args.topk = 8256; });
+  refused("rows that there are not", [](SparseBackwardArgs& args) { args.row_end = 2; });
+  refused("rows from behind their end", [](SparseBackwardArgs& args) { args.row_begin = 2; });
+  refused("workspace for less than a row", [](SparseBackwardArgs& args) { --args.workspace_bytes; });
+  SparseBackwardArgs nothing;
+  nothing.heads = 64;
+  nothing.topk = 64;
+  backward_report(detail::sm90::launch_sparse_backward(nothing, nullptr) == cudaSuccess, "no rows");
+}
+
 inline void check_backward(std::uint64_t& seed, const std::vector<int>& all_heads, bool quick) {
+  check_arguments();
   for (const int heads : all_heads) {
     const int before = backward_failures;
     for (const int dim : quick ? std::vector<int>{576} : std::vector<int>{576, 512}) {

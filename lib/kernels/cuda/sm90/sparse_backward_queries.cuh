@@ -133,7 +133,7 @@ struct QueryPassGatherRole {
 template <int Slices, int Side>
 struct QueryPassMatrixRole {
   using Shared = QueryPassShared<Slices>;
-  static constexpr int sent = 1, taken = 2, written = 3, ds_free = 4, p_free = 5;
+  static constexpr int sent = 1, taken = 2, written = 3, stored = 4 + Side;
   static constexpr bool has_rope = Side == 1 && Slices > value_slices;
 
   float dq[2][64];  ///< 128 columns each
@@ -171,13 +171,9 @@ struct QueryPassMatrixRole {
   __device__ __forceinline__ void exchange(Shared& s, const float (&acc)[32], float (&other)[16]) {
     auto* const to = reinterpret_cast<float4*>(s.x[Side]) + thread;
     const auto* const from = reinterpret_cast<const float4*>(s.x[1 - Side]) + thread;
-    // The last tile's P has been stored, or its dS stored and multiplied by both.
+    // What is here of the last tile, P or dS, has been stored. Both have multiplied dS, or the keys would not have come.
     if (thread == 0) wait_bulk_reads();
-    if constexpr (Side == 0) {
-      named_sync<p_free, 128>();
-    } else {
-      named_sync<ds_free, 256>();
-    }
+    named_sync<stored, 128>();
     constexpr int given = Side == 0 ? 16 : 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -289,7 +285,6 @@ struct QueryPassMatrixRole {
 
   __device__ __forceinline__ void tile(const SparseBackwardParams& p, Shared& s, const QueryPassItem& item, int number,
                                        unsigned set, bool last) {
-    if constexpr (Side == 0) named_arrive<ds_free, 256>();
     float acc[32], other[16], sums[2];
     score(s, acc);
     if (last) release(s.empty[Side]);
