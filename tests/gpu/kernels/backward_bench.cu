@@ -14,6 +14,7 @@ struct Shape {
   Lists lists = Lists::ascending;
   int topk = 2048, dim = 576;
   int visit = 0;
+  bool deterministic = false;
 };
 const char* name_of(Lists lists) {
   return lists == Lists::random ? "random" : lists == Lists::ascending ? "ascending" : "local";
@@ -119,6 +120,7 @@ Figure bench(const Shape& shape, int runs, std::uint64_t seed) {
   args.dq = dq.data();
   args.dkv = dkv.data();
   args.tiles_per_visit = shape.visit;
+  args.deterministic = shape.deterministic;
   DeviceArray<std::uint8_t> workspace(sparse_backward_workspace_bytes(args));
   args.workspace = workspace.data();
   args.workspace_bytes = workspace.size();
@@ -140,12 +142,12 @@ Figure bench(const Shape& shape, int runs, std::uint64_t seed) {
   }
   figure.scatter = 4.0 * shape.dim * entries / figure.passes[2] * 1e-9;
   std::printf(
-      "H %3d d %d s %5lld n %6lld K %d %-9s visit %d %8.3f ms [%.3f, %.3f] %6.1f TFLOP/s; alone: statistics %.3f, "
+      "H %3d d %d s %5lld n %6lld K %d %-9s visit %d%s %8.3f ms [%.3f, %.3f] %6.1f TFLOP/s; alone: statistics %.3f, "
       "queries %.3f (%.1f TFLOP/s), keys %.3f ms (%.2f TB/s added)\n",
       shape.heads, shape.dim, static_cast<long long>(shape.queries), static_cast<long long>(shape.keys), shape.topk,
-      name_of(shape.lists), shape.visit, times.median, times.low, times.high, figure.tflops, figure.passes[0],
-      figure.passes[1], 2.0 * shape.heads * (2 * shape.dim + 512) * entries / figure.passes[1] * 1e-9, figure.passes[2],
-      figure.scatter);
+      name_of(shape.lists), shape.visit, shape.deterministic ? " deterministic" : "", times.median, times.low,
+      times.high, figure.tflops, figure.passes[0], figure.passes[1],
+      2.0 * shape.heads * (2 * shape.dim + 512) * entries / figure.passes[1] * 1e-9, figure.passes[2], figure.scatter);
   return figure;
 }
 
@@ -166,11 +168,13 @@ void write_json(const std::string& file, const std::string& command, const std::
     std::fprintf(
         json,
         "%s\n  {\"heads\": %d, \"dim\": %d, \"queries\": %lld, \"keys\": %lld, \"topk\": %d, \"lists\": \"%s\", "
-        "\"visit\": %d, \"ms\": %.4f, \"low\": %.4f, \"high\": %.4f, \"tflops\": %.1f, \"statistics_ms\": %.4f, "
+        "\"visit\": %d, \"deterministic\": %s, \"ms\": %.4f, \"low\": %.4f, \"high\": %.4f, \"tflops\": %.1f, "
+        "\"statistics_ms\": %.4f, "
         "\"queries_ms\": %.4f, \"keys_ms\": %.4f, \"added_tb_s\": %.3f}",
         comma, f.shape.heads, f.shape.dim, static_cast<long long>(f.shape.queries),
-        static_cast<long long>(f.shape.keys), f.shape.topk, name_of(f.shape.lists), f.shape.visit, f.median, f.low,
-        f.high, f.tflops, f.passes[0], f.passes[1], f.passes[2], f.scatter);
+        static_cast<long long>(f.shape.keys), f.shape.topk, name_of(f.shape.lists), f.shape.visit,
+        f.shape.deterministic ? "true" : "false", f.median, f.low, f.high, f.tflops, f.passes[0], f.passes[1],
+        f.passes[2], f.scatter);
     comma = ",";
   }
   std::fprintf(json, "\n]}\n");
@@ -190,6 +194,7 @@ std::vector<Shape> shapes_of(bool quick, const std::vector<int>& heads) {
   for (const int visit : {4, 32}) more(16, 65536, Lists::ascending, visit);
   more(128, 65536, Lists::local, 32);
   more(128, 65536, Lists::random);
+  for (const int h : {128, 16}) shapes.push_back({h, 4096, 65536, Lists::ascending, 2048, 576, 0, true});
   for (const int h : {32, 8}) more(h, 65536, Lists::ascending);
   shapes.push_back({128, 8192, 131072});
   shapes.push_back({128, 4096, 65536, Lists::ascending, 2048, 512});

@@ -34,10 +34,11 @@ struct BackwardCase {
   int heads = 64, dim = 576, topk = 64;
   std::int64_t queries = 11, keys = 1000;
   bool sink = false, holes = false, strided = false, full = false;
-  bool part = false;           ///< only rows [2, s - 1)
-  bool hot = false;            ///< everybody's first entry is row 0
-  float spread = 1.0F;         ///< of queries: 1 makes logits about normal
-  std::int64_t row_bytes = 0;  ///< if positive, workspace for so many rows only
+  bool part = false;                ///< only rows [2, s - 1)
+  bool hot = false;                 ///< everybody's first entry is row 0
+  float spread = 1.0F;              ///< of queries: 1 makes logits about normal
+  bool deterministic = false;       ///< lists ascend
+  std::int64_t rows_at_a_time = 0;  ///< if positive, workspace for so many rows only
   int visit = 0;
 
   std::int64_t begin() const { return part ? 2 : 0; }
@@ -145,6 +146,9 @@ inline BackwardData make_data(const BackwardCase& c, std::uint64_t seed) {
         list[i] = r % 2 == 0 ? -1 : static_cast<std::int32_t>(c.keys + static_cast<std::int64_t>(r % 3));
       }
     }
+  }
+  for (std::int64_t t = 0; t < c.queries && c.deterministic; ++t) {
+    std::sort(d.lists.begin() + t * c.topk, d.lists.begin() + t * c.topk + valid_length(c, d, t));
   }
   if (c.sink) {
     for (int h = 0; h < c.heads; ++h) {

@@ -116,7 +116,8 @@ struct BackwardRun {
     args.dsink = c.sink ? dsink.data() : nullptr;
     args.head_sums = head_sums.first();
     args.tiles_per_visit = c.visit;
-    args.workspace_bytes = sparse_backward_workspace_bytes(args, c.row_bytes > 0 ? c.row_bytes : c.rows());
+    args.deterministic = c.deterministic;
+    args.workspace_bytes = sparse_backward_workspace_bytes(args, c.rows_at_a_time > 0 ? c.rows_at_a_time : c.rows());
     workspace = std::make_unique<DeviceArray<std::uint8_t>>(args.workspace_bytes);
     CUDA_OK(cudaMemset(workspace->data(), 0xFF, args.workspace_bytes));
     args.workspace = workspace->data();
@@ -212,11 +213,12 @@ struct Against {
 
 inline std::string describe(const BackwardCase& c) {
   char name[240];
-  std::snprintf(name, sizeof name, "%s H %d d %d K %d s %lld n %lld spread %g rows at a time %lld visit %d%s%s%s%s%s%s",
-                c.name.c_str(), c.heads, c.dim, c.topk, static_cast<long long>(c.queries),
-                static_cast<long long>(c.keys), static_cast<double>(c.spread), static_cast<long long>(c.row_bytes),
-                c.visit, c.sink ? " sink" : "", c.holes ? " holes" : "", c.strided ? " strided" : "",
-                c.full ? " full" : "", c.part ? " part" : "", c.hot ? " hot" : "");
+  std::snprintf(name, sizeof name,
+                "%s H %d d %d K %d s %lld n %lld spread %g rows at a time %lld visit %d%s%s%s%s%s%s%s", c.name.c_str(),
+                c.heads, c.dim, c.topk, static_cast<long long>(c.queries), static_cast<long long>(c.keys),
+                static_cast<double>(c.spread), static_cast<long long>(c.rows_at_a_time), c.visit, c.sink ? " sink" : "",
+                c.holes ? " holes" : "", c.strided ? " strided" : "", c.full ? " full" : "", c.part ? " part" : "",
+                c.hot ? " hot" : "", c.deterministic ? " deterministic" : "");
   return name;
 }
 
@@ -268,7 +270,7 @@ inline void check_case(const BackwardCase& c, std::uint64_t seed, bool quiet = t
   BackwardRun run(c, d);
   run.run();
   const auto dkv = run.dkv.dense();
-  if (c.row_bytes == 0) check_stages(c, d, truth, run.workspace->get(), dkv);
+  if (c.rows_at_a_time == 0) check_stages(c, d, truth, run.workspace->get(), dkv);
   const auto dq = run.dq.dense();
   const std::size_t first = static_cast<std::size_t>(c.begin() * c.heads) * static_cast<std::size_t>(c.dim);
   Against queries, keys;
@@ -313,9 +315,17 @@ inline void check_case(const BackwardCase& c, std::uint64_t seed, bool quiet = t
                      run.head_sums.others_intact(0, c.rows()) && run.workspace->red_zone_intact() &&
                      run.dsink.red_zone_intact();
   backward_report(zones, name, zones ? "" : "wrote where it must not");
+  if (c.deterministic) {
+    BackwardRun twin(c, d);
+    twin.run();
+    const auto twin_dkv = twin.dkv.dense(), dsink = run.dsink.get(), twin_dsink = twin.dsink.get();
+    const bool equal = std::memcmp(twin_dkv.data(), dkv.data(), dkv.size() * sizeof(float)) == 0 &&
+                       std::memcmp(twin_dsink.data(), dsink.data(), dsink.size() * sizeof(float)) == 0;
+    backward_report(equal, name, equal ? "" : "dkv or dsink differs from run to run");
+  }
   // Again, a few rows and tiles at a time and without what is optional: dq has the same bits.
   BackwardCase other = c;
-  other.row_bytes = 3;
+  other.rows_at_a_time = 3;
   other.visit = c.visit == 0 ? 2 : 0;
   BackwardRun again(other, d);
   again.args.head_sums = nullptr;

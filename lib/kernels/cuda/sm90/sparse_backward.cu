@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "sparse_backward_keys.cuh"
+#include "sparse_backward_ordered.cuh"
 #include "sparse_backward_queries.cuh"
 #include "sparse_backward_statistics.cuh"
 #include "tensor_map.hpp"
@@ -23,15 +24,20 @@ Pass query_pass() {
   return {sparse_backward_queries_kernel<Slices>, query_pass_threads, sizeof(QueryPassShared<Slices>)};
 }
 template <int HeadBlocks, int Slices>
-Pass key_pass() {
+Pass key_pass(bool ordered) {
   static_assert(sizeof(KeyPassShared<HeadBlocks>) <= 227 * 1024);
-  return {sparse_backward_keys_kernel<HeadBlocks, Slices>, key_pass_threads, sizeof(KeyPassShared<HeadBlocks>)};
+  const Kernel kernel = ordered ? sparse_backward_keys_kernel<HeadBlocks, Slices, true>
+                                : sparse_backward_keys_kernel<HeadBlocks, Slices, false>;
+  return {kernel, key_pass_threads, sizeof(KeyPassShared<HeadBlocks>)};
 }
 
 Pass query_pass_of(int dim) { return dim == 576 ? query_pass<9>() : query_pass<8>(); }
-Pass key_pass_of(int head_blocks, int dim) {
-  if (head_blocks == 1) return dim == 576 ? key_pass<1, 9>() : key_pass<1, 8>();
-  return dim == 576 ? key_pass<2, 9>() : key_pass<2, 8>();
+Pass key_pass_of(int head_blocks, int dim, bool ordered) {
+  if (head_blocks == 1) return dim == 576 ? key_pass<1, 9>(ordered) : key_pass<1, 8>(ordered);
+  return dim == 576 ? key_pass<2, 9>(ordered) : key_pass<2, 8>(ordered);
+}
+Kernel ordered_kernel_of(int dim) {
+  return dim == 576 ? sparse_backward_ordered_kernel<9> : sparse_backward_ordered_kernel<8>;
 }
 
 /// Allows the shared memory, which also loads the kernel.
@@ -51,12 +57,15 @@ bool supported(const SparseBackwardArgs& args) {
 int head_blocks_of(const SparseBackwardArgs& args) { return (args.heads + block_heads - 1) / block_heads; }
 
 struct RowBytes {
-  std::size_t weights, statistics;
+  std::size_t weights, statistics, terms;
+  std::size_t all() const { return weights + statistics + terms; }
 };
 RowBytes row_bytes(const SparseBackwardArgs& args) {
   const auto blocks = static_cast<std::size_t>(head_blocks_of(args));
   return {static_cast<std::size_t>(args.topk / tile_rows) * 2 * blocks * slice_bytes,
-          blocks * block_pairs * sizeof(HeadPair)};
+          blocks * block_pairs * sizeof(HeadPair),
+          args.deterministic ? static_cast<std::size_t>(args.topk) * static_cast<std::size_t>(args.dim) * sizeof(float)
+                             : 0};
 }
 
 /// Rows of dkv that stay in L2 beside what passes through: of Hopper's 50 MB.
@@ -98,7 +107,8 @@ cudaError_t fill(SparseBackwardParams& p, const SparseBackwardArgs& args) {
   p.head_blocks = head_blocks_of(args);
   p.topk = args.topk;
   const int all_tiles = args.topk / tile_rows;
-  const bool far = args.keys * args.dim * std::int64_t{sizeof(float)} > resident_bytes;
+  // Terms are written once, wherever they lie.
+  const bool far = !args.deterministic && args.keys * args.dim * std::int64_t{sizeof(float)} > resident_bytes;
   p.visit_tiles = args.tiles_per_visit > 0 ? args.tiles_per_visit : far ? far_visit_tiles : all_tiles;
   p.visit_tiles = std::min(p.visit_tiles, all_tiles);
   p.visits = (all_tiles + p.visit_tiles - 1) / p.visit_tiles;
@@ -111,9 +121,10 @@ cudaError_t launch(const Pass& pass, std::int64_t blocks, const SparseBackwardPa
   return cudaGetLastError();
 }
 
-cudaError_t run_block(const SparseBackwardParams& p, const Pass& query_pass, const Pass& key_pass, int multiprocessors,
-                      std::uint32_t passes, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>((p.rows + statistics_rows - 1) / statistics_rows),
+cudaError_t run_block(const SparseBackwardParams& p, const Pass& query_pass, const Pass& key_pass, int dim,
+                      int multiprocessors, std::uint32_t passes, cudaStream_t stream) {
+  const bool ordered = p.terms != nullptr;
+  const dim3 grid(ordered ? 1U : static_cast<unsigned>((p.rows + statistics_rows - 1) / statistics_rows),
                   static_cast<unsigned>(p.head_blocks * block_heads));
   cudaError_t error = cudaSuccess;
   if ((passes & 1U) != 0) {
@@ -127,6 +138,10 @@ cudaError_t run_block(const SparseBackwardParams& p, const Pass& query_pass, con
     // An even number: see KeyPassItem.
     const std::int64_t most = std::max(2, multiprocessors / 2 * 2);
     error = launch(key_pass, std::min(most, 2 * p.rows * p.visits), p, stream);
+    if (error == cudaSuccess && ordered && p.keys > 0) {
+      const Pass sum{ordered_kernel_of(dim), ordered_threads, 0};
+      error = launch(sum, (std::int64_t{p.keys} + ordered_warps - 1) / ordered_warps, p, stream);
+    }
   }
   return error;
 }
@@ -140,14 +155,13 @@ cudaError_t count_multiprocessors(int& count) {
 }  // namespace
 
 std::size_t sparse_backward_workspace_bytes(const SparseBackwardArgs& args, std::int64_t rows) {
-  const RowBytes row = row_bytes(args);
-  return static_cast<std::size_t>(rows) * (row.weights + row.statistics);
+  return static_cast<std::size_t>(rows) * row_bytes(args).all();
 }
 
 std::size_t sparse_backward_workspace_bytes(const SparseBackwardArgs& args) {
   int multiprocessors = 0;
   if (count_multiprocessors(multiprocessors) != cudaSuccess) multiprocessors = 132;
-  const std::int64_t most = 8 * multiprocessors / head_blocks_of(args);
+  const std::int64_t most = (args.deterministic ? 4 : 8) * multiprocessors / head_blocks_of(args);
   return sparse_backward_workspace_bytes(args, std::min<std::int64_t>(most, args.row_end - args.row_begin));
 }
 
@@ -156,11 +170,12 @@ cudaError_t launch_sparse_backward(const SparseBackwardArgs& args, cudaStream_t 
   const std::int64_t rows = args.row_end - args.row_begin;
   if (rows == 0) return cudaSuccess;
   const RowBytes row = row_bytes(args);
-  const auto rows_at_a_time = static_cast<std::int64_t>(args.workspace_bytes / (row.weights + row.statistics));
+  const auto rows_at_a_time = static_cast<std::int64_t>(args.workspace_bytes / row.all());
   if (rows_at_a_time == 0) return cudaErrorInvalidValue;
   SparseBackwardParams p{};
   int multiprocessors = 0;
-  const Pass query_pass = query_pass_of(args.dim), key_pass = key_pass_of(head_blocks_of(args), args.dim);
+  const Pass query_pass = query_pass_of(args.dim),
+             key_pass = key_pass_of(head_blocks_of(args), args.dim, args.deterministic);
   cudaError_t error = fill(p, args);
   if (error == cudaSuccess) error = count_multiprocessors(multiprocessors);
   if (error == cudaSuccess) error = prepare(query_pass);
@@ -176,8 +191,12 @@ cudaError_t launch_sparse_backward(const SparseBackwardArgs& args, cudaStream_t 
     p.rows = rows * (block + 1) / blocks - first;
     p.weights = static_cast<std::uint8_t*>(args.workspace);
     p.statistics = reinterpret_cast<HeadPair*>(p.weights + static_cast<std::size_t>(p.rows) * row.weights);
+    p.terms =
+        args.deterministic
+            ? reinterpret_cast<float*>(p.weights + static_cast<std::size_t>(p.rows) * (row.weights + row.statistics))
+            : nullptr;
     p.head_sums = args.head_sums != nullptr ? args.head_sums + first * args.topk : nullptr;
-    error = run_block(p, query_pass, key_pass, multiprocessors, args.passes, stream);
+    error = run_block(p, query_pass, key_pass, args.dim, multiprocessors, args.passes, stream);
   }
   return error;
 }
@@ -188,8 +207,13 @@ cudaError_t load_sparse_backward_kernels() {
       cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(sparse_backward_statistics_kernel));
   for (const int dim : {512, 576}) {
     if (error == cudaSuccess) error = prepare(query_pass_of(dim));
+    if (error == cudaSuccess) {
+      error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(ordered_kernel_of(dim)));
+    }
     for (const int head_blocks : {1, 2}) {
-      if (error == cudaSuccess) error = prepare(key_pass_of(head_blocks, dim));
+      for (const bool ordered : {false, true}) {
+        if (error == cudaSuccess) error = prepare(key_pass_of(head_blocks, dim, ordered));
+      }
     }
   }
   if (error != cudaSuccess) return error;

@@ -9,7 +9,8 @@
 /// or 256..511) and some of the row's tiles. Q and dO of the item stay in shared memory, tiles of P and dS pass
 /// through.
 ///
-/// Two matrix warpgroups take tiles in turn, so that one multiplies while the other adds; adding takes longer.
+/// Two matrix warpgroups take tiles in turn, so that one multiplies while the other adds; adding takes longer. Terms
+/// for a fixed order of additions are stored instead.
 ///
 /// What L2 can add depends on whether it holds the rows. If dkv is larger than L2, items are ordered by place in the
 /// list before row: `visit_tiles` tiles of all rows of the block, then the next ones. As lists ascend, what is under
@@ -107,7 +108,7 @@ struct KeyPassFetchRole {
   }
 };
 
-template <int HeadBlocks, int Slices>
+template <int HeadBlocks, int Slices, bool Ordered>
 struct KeyPassMatrixRole {
   using Shared = KeyPassShared<HeadBlocks>;
   static constexpr bool has_rope = Slices > value_slices;
@@ -150,39 +151,51 @@ struct KeyPassMatrixRole {
     if constexpr (Rope) pin(rope);
   }
 
-  /// Adds columns `column` .. + 2 Count of the rows lane / 4 and lane / 4 + 8 of this warp. A thread has two columns of
-  /// eight and two rows; lanes of a pair exchange, so that each adds four columns, and four lanes 64 bytes of a row.
+  /// Adds columns `column` .. + 2 Count to the rows of dkv, null if there is none, that `to_rows` has for the tile's
+  /// rows lane / 4 and lane / 4 + 8 of this warp. A thread has two columns of eight and two rows; lanes of a pair
+  /// exchange, so that each adds four columns, and four lanes 64 bytes of a row.
   template <int Count>
-  __device__ __forceinline__ void add(const SparseBackwardParams& p, const float (&acc)[Count], const int (&keys)[2],
-                                      int column) const {
+  __device__ __forceinline__ void add(const float (&acc)[Count], float* const (&to_rows)[2], int column) const {
     const bool odd = (lane & 1) != 0;
-    float* const at = p.dkv + column + (odd ? 8 : 0) + (lane & 2) * 2;
+    const int at = column + (odd ? 8 : 0) + (lane & 2) * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const bool there = static_cast<std::uint32_t>(keys[half]) < p.keys;
-      float* const to = at + (there ? keys[half] : 0) * p.dkv_row_stride;
+      const bool there = to_rows[half] != nullptr;
+      float* const to = to_rows[half] + at;
 #pragma unroll
       for (int group = 0; group < Count / 8; ++group) {
         const int even_at = 8 * group + 2 * half, odd_at = even_at + 4;
         const float x = __shfl_xor_sync(whole_warp, odd ? acc[even_at] : acc[odd_at], 1);
         const float y = __shfl_xor_sync(whole_warp, odd ? acc[even_at + 1] : acc[odd_at + 1], 1);
         const float own[2] = {odd ? acc[odd_at] : acc[even_at], odd ? acc[odd_at + 1] : acc[even_at + 1]};
-        if (there) {
-          add_four(to + 16 * group, odd ? x : own[0], odd ? y : own[1], odd ? own[0] : x, odd ? own[1] : y);
+        if (!there) continue;
+        const float4 four = odd ? make_float4(x, y, own[0], own[1]) : make_float4(own[0], own[1], x, y);
+        if constexpr (Ordered) {
+          *reinterpret_cast<float4*>(to + 16 * group) = four;
+        } else {
+          add_four(to + 16 * group, four.x, four.y, four.z, four.w);
         }
       }
     }
   }
 
   template <int Half>
-  __device__ __forceinline__ void tile(const SparseBackwardParams& p, Shared& s, const int (&keys)[2],
-                                       std::uint32_t stage, bool last) {
+  __device__ __forceinline__ void tile(Shared& s, float* const (&to_rows)[2], std::uint32_t stage, bool last) {
     constexpr bool with_rope = Half == 0 && has_rope;
     multiply<with_rope>(s, stage);
     release(s.empty[stage]);
     if (last) release(s.q_empty);
-    add(p, sum, keys, 256 * Half);
-    if constexpr (with_rope) add(p, rope, keys, 512);
+    add(sum, to_rows, 256 * Half);
+    if constexpr (with_rope) add(rope, to_rows, 512);
+  }
+
+  /// Where the entry's gradient goes; null for one that is no row.
+  static __device__ __forceinline__ float* target(const SparseBackwardParams& p, const KeyPassItem& item, int entry,
+                                                  int length) {
+    const int key = entry < length ? p.indices[item.query * p.topk + entry] : -1;
+    if (static_cast<std::uint32_t>(key) >= p.keys) return nullptr;
+    if constexpr (Ordered) return p.terms + (item.block_row * p.topk + entry) * (Slices * 64);
+    return p.dkv + key * p.dkv_row_stride;
   }
 
   __device__ __forceinline__ void run(const SparseBackwardParams& p, Shared& s) {
@@ -200,14 +213,13 @@ struct KeyPassMatrixRole {
       for (int t = first; t < item.tiles; t += 2) {
         const std::uint32_t at = number + static_cast<std::uint32_t>(t), stage = at % Shared::stages;
         const int entry = (item.first_tile + t) * tile_rows + warp * 16 + lane / 4;
-        const std::int32_t* list = p.indices + item.query * p.topk + entry;
-        const int keys[2] = {entry < length ? list[0] : -1, entry + 8 < length ? list[8] : -1};
+        float* const to_rows[2] = {target(p, item, entry, length), target(p, item, entry + 8, length)};
         s.full[stage].wait(at / Shared::stages & 1U);
         const bool last = t + 2 >= item.tiles;
         if (item.half == 0) {
-          tile<0>(p, s, keys, stage, last);
+          tile<0>(s, to_rows, stage, last);
         } else {
-          tile<1>(p, s, keys, stage, last);
+          tile<1>(s, to_rows, stage, last);
         }
       }
       if (first >= item.tiles) {
@@ -219,7 +231,7 @@ struct KeyPassMatrixRole {
   }
 };
 
-template <int HeadBlocks, int Slices>
+template <int HeadBlocks, int Slices, bool Ordered>
 __global__ void __launch_bounds__(key_pass_threads, 1)
     sparse_backward_keys_kernel(const __grid_constant__ SparseBackwardParams p) {
   extern __shared__ __align__(1024) std::uint8_t storage[];
@@ -231,7 +243,7 @@ __global__ void __launch_bounds__(key_pass_threads, 1)
   __syncthreads();
   if (threadIdx.x < 256) {
     raise_registers<key_pass_matrix_registers>();
-    KeyPassMatrixRole<HeadBlocks, Slices> role;
+    KeyPassMatrixRole<HeadBlocks, Slices, Ordered> role;
     role.run(p, s);
   } else {
     lower_registers<key_pass_fetch_registers>();

@@ -171,7 +171,8 @@ struct QueryPassMatrixRole {
   __device__ __forceinline__ void exchange(Shared& s, const float (&acc)[32], float (&other)[16]) {
     auto* const to = reinterpret_cast<float4*>(s.x[Side]) + thread;
     const auto* const from = reinterpret_cast<const float4*>(s.x[1 - Side]) + thread;
-    // What is here of the last tile, P or dS, has been stored. Both have multiplied dS, or the keys would not have come.
+    // What is here of the last tile, P or dS, has been stored. Both have multiplied dS, or the keys would not have
+    // come.
     if (thread == 0) wait_bulk_reads();
     named_sync<stored, 128>();
     constexpr int given = Side == 0 ? 16 : 0;

@@ -11,7 +11,8 @@
 /// What the kernels of the sparse backward share. It runs in passes over a block of rows at a time:
 ///   statistics: of each row and head what the softmax's gradient needs, delta = sum(out * dout) among it; dsink;
 ///   queries:    S, P, dP, dS and dq; P and dS go to the workspace (sparse_backward_queries.cuh);
-///   keys:       P^T dout + dS^T q over all heads, added to dkv (sparse_backward_keys.cuh).
+///   keys:       P^T dout + dS^T q over all heads, added to dkv (sparse_backward_keys.cuh), or, to be added in a fixed
+///               order, written for each row and key (sparse_backward_ordered.cuh).
 ///
 /// One kernel for all would have to hold a row's dq and the tile's dkv in registers at once, which leaves none for a
 /// gather that runs ahead, and would add to dkv once for every 64 heads. Through the workspace both are cheap, for 8
@@ -52,6 +53,7 @@ struct SparseBackwardParams {
   /// rows of 128 bytes. Only tiles that a row's length reaches are written.
   std::uint8_t* weights;
   HeadPair* statistics;  ///< [rows][head block][32]
+  float* terms;          ///< [rows, K, d]: what dkv is the sum of; or null
   std::int32_t visit_tiles, visits;
 };
 

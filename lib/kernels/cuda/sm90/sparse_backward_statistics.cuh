@@ -4,10 +4,12 @@
 #include "sparse_backward_shared.cuh"
 
 /// The sparse backward's first pass: what the other passes need to know of a row and head, and the sink's gradient.
-/// A warp takes a row at a time, a block one head of several rows, so that it adds to dsink once.
+/// A warp takes a row at a time, a block one head of several rows, so that it adds to dsink once. One block for all
+/// rows makes the sum's order a fixed one.
 namespace tandem::detail::sm90 {
 
-constexpr int statistics_threads = 256, statistics_rows = 16;
+constexpr int statistics_threads = 256, statistics_warps = statistics_threads / 32;
+constexpr int statistics_rows = 16;  ///< of a block
 
 /// Sum of products of eight bf16 pairs.
 __device__ __forceinline__ float dot_eight(uint4 a, uint4 b) {
@@ -24,13 +26,12 @@ __device__ __forceinline__ float dot_eight(uint4 a, uint4 b) {
 /// Grid: blocks of rows x heads, those of the padding included.
 static __global__ void __launch_bounds__(statistics_threads)
     sparse_backward_statistics_kernel(const __grid_constant__ SparseBackwardParams p) {
-  __shared__ float sums[statistics_threads / 32];
+  __shared__ float sums[statistics_warps];
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) / 32;
   const int head = static_cast<int>(blockIdx.y);
   float dsink = 0.0F;
-  for (int i = warp; i < statistics_rows; i += statistics_threads / 32) {
-    const std::int64_t block_row = std::int64_t{blockIdx.x} * statistics_rows + i;
-    if (block_row >= p.rows) break;
+  for (std::int64_t block_row = std::int64_t{blockIdx.x} * statistics_warps + warp; block_row < p.rows;
+       block_row += std::int64_t{gridDim.x} * statistics_warps) {
     const std::int64_t query = p.first_row + block_row;
     // Heads of the padding have P = 0.
     float lse_log2 = INFINITY, delta = 0.0F;
