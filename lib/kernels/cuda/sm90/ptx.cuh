@@ -90,6 +90,31 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, std::uint3
                : "memory");
 }
 
+/// What is read or written once: L2 gives its place away first.
+__device__ __forceinline__ std::uint64_t evict_first_policy() {
+  std::uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ void copy_bulk(void* to, const void* from, std::uint32_t bytes, Mbarrier& barrier,
+                                          std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(&barrier.word)), "l"(policy)
+      : "memory");
+}
+/// The other way; what this thread has stored so is a group once committed.
+__device__ __forceinline__ void store_bulk(void* to, const void* from, std::uint32_t bytes, std::uint64_t policy) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(to),
+               "r"(shared_address(from)), "r"(bytes), "l"(policy)
+               : "memory");
+}
+__device__ __forceinline__ void commit_bulk_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/// Until this thread's stores have read shared memory, or have ended altogether.
+__device__ __forceinline__ void wait_bulk_reads() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void wait_bulk_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 /// Copies 16 bytes to shared memory, asynchronously, as ordinary accesses do it.
 __device__ __forceinline__ void copy_16_bytes(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
@@ -206,6 +231,12 @@ __device__ __forceinline__ void store_if(bool condition, std::uint64_t* to, std:
   asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b64 [%1], %2;\n}\n" ::"r"(
                    static_cast<unsigned>(condition)),
                "l"(to), "l"(value)
+               : "memory");
+}
+
+/// Adds four floats to global memory; 16 bytes aligned.
+__device__ __forceinline__ void add_four(float* to, float a, float b, float c, float d) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d)
                : "memory");
 }
 

@@ -9,21 +9,6 @@
 namespace tandem::detail::sm90 {
 namespace {
 
-cudaError_t make_query_map(CUtensorMap& map, const SparseForwardArgs& args, std::int64_t row_stride,
-                           std::int64_t head_stride, int box_heads) {
-  const EncodeTiled encode = find_encode();
-  if (encode == nullptr) return cudaErrorNotSupported;
-  const cuuint64_t size[3] = {static_cast<cuuint64_t>(args.dim), static_cast<cuuint64_t>(args.heads),
-                              static_cast<cuuint64_t>(args.queries)};
-  const cuuint64_t stride[2] = {static_cast<cuuint64_t>(head_stride) * 2, static_cast<cuuint64_t>(row_stride) * 2};
-  const cuuint32_t box[3] = {64, static_cast<cuuint32_t>(box_heads), 1};
-  const cuuint32_t step[3] = {1, 1, 1};
-  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(args.q), size, stride,
-                                 box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
-}
-
 using Kernel = void (*)(SparseForwardParams);
 
 struct Variant {
@@ -73,7 +58,8 @@ cudaError_t launch_sparse_forward(const SparseForwardArgs& args, cudaStream_t st
   SparseForwardParams p{};
   const std::int64_t head_stride = or_dense(args.q_head_stride, args.dim);
   const std::int64_t row_stride = or_dense(args.q_row_stride, args.heads * head_stride);
-  cudaError_t error = make_query_map(p.q_map, args, row_stride, head_stride, variant.heads);
+  cudaError_t error =
+      make_head_map(p.q_map, args.q, args.queries, args.heads, args.dim, row_stride, head_stride, variant.heads);
   if (error != cudaSuccess) return error;
   p.kv = static_cast<const std::uint8_t*>(args.kv);
   p.kv_row_bytes = or_dense(args.kv_row_stride, args.dim) * 2;

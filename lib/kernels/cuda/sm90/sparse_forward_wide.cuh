@@ -281,7 +281,6 @@ struct WideMatrixRole {
         p.lse[query * p.heads + head + 8 * half] = top == -INFINITY ? top : (base + log2f(total)) * ln_2;
       }
     }
-    // Lanes of a quad have two columns each of four groups of eight: exchanged, each has the eight of one.
     const int quad = lane & 3;
     std::uint16_t* to = p.out + query * p.out_row_stride + head * p.out_head_stride + 256 * Side + 8 * quad;
 #pragma unroll
@@ -295,22 +294,8 @@ struct WideMatrixRole {
           const int at = 4 * (4 * group + i) + 2 * half;
           v[i] = tiles > 0 ? pack_bf16(out[at] * factor[half], out[at + 1] * factor[half]) : 0U;
         }
-#pragma unroll
-        for (int i = 0; i < 4; i += 2) {
-          const std::uint32_t other = __shfl_xor_sync(whole_warp, (quad & 1) != 0 ? v[i] : v[i + 1], 1);
-          v[i] = (quad & 1) != 0 ? other : v[i];
-          v[i + 1] = (quad & 1) != 0 ? v[i + 1] : other;
-        }
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const std::uint32_t other = __shfl_xor_sync(whole_warp, (quad & 2) != 0 ? v[i] : v[i + 2], 2);
-          v[i] = (quad & 2) != 0 ? other : v[i];
-          v[i + 2] = (quad & 2) != 0 ? v[i + 2] : other;
-        }
-        if (real) {
-          *reinterpret_cast<uint4*>(to + 8 * half * p.out_head_stride + 32 * group) =
-              make_uint4(v[0], v[1], v[2], v[3]);
-        }
+        const uint4 eight = gather_eight(v, quad);
+        if (real) *reinterpret_cast<uint4*>(to + 8 * half * p.out_head_stride + 32 * group) = eight;
       }
     }
   }

@@ -47,8 +47,18 @@ __device__ __forceinline__ void wgmma_tk(float (&acc)[16], std::uint32_t a, std:
 }
 
 /// A K-major in shared memory, B transposed.
+__device__ __forceinline__ void wgmma_kt(float (&acc)[32], std::uint32_t a, std::uint32_t b, bool accumulate) {
+  TANDEM_WGMMA(32, "m64n64k16", TANDEM_DESCRIPTOR("a", "%32") TANDEM_DESCRIPTOR("b", "%33"), "a, b, p, 1, 1, 0, 1", "%34", "r"(a), "r"(b));
+}
 __device__ __forceinline__ void wgmma_kt(float (&acc)[128], std::uint32_t a, std::uint32_t b, bool accumulate) {
   TANDEM_WGMMA(128, "m64n256k16", TANDEM_DESCRIPTOR("a", "%128") TANDEM_DESCRIPTOR("b", "%129"), "a, b, p, 1, 1, 0, 1", "%130", "r"(a), "r"(b));
+}
+/// Both transposed in shared memory.
+__device__ __forceinline__ void wgmma_tt(float (&acc)[32], std::uint32_t a, std::uint32_t b, bool accumulate) {
+  TANDEM_WGMMA(32, "m64n64k16", TANDEM_DESCRIPTOR("a", "%32") TANDEM_DESCRIPTOR("b", "%33"), "a, b, p, 1, 1, 1, 1", "%34", "r"(a), "r"(b));
+}
+__device__ __forceinline__ void wgmma_tt(float (&acc)[64], std::uint32_t a, std::uint32_t b, bool accumulate) {
+  TANDEM_WGMMA(64, "m64n128k16", TANDEM_DESCRIPTOR("a", "%64") TANDEM_DESCRIPTOR("b", "%65"), "a, b, p, 1, 1, 1, 1", "%66", "r"(a), "r"(b));
 }
 /// A in registers, B transposed in shared memory.
 __device__ __forceinline__ void wgmma_rt(float (&acc)[128], const std::uint32_t (&a)[4], std::uint32_t b, bool accumulate) {
