@@ -16,6 +16,7 @@ set(TANDEM_CUDA_SOURCES # the library's .cu files, relative to the source direct
 set(TANDEM_SM90_SOURCES # of these, what Hopper's own instructions are for
   lib/kernels/cuda/sm90/indexer.cu
   lib/kernels/cuda/sm90/plain_lists.cu
+  lib/kernels/cuda/sm90/sparse_backward.cu
   lib/kernels/cuda/sm90/sparse_forward.cu)
 # What the code needs: cudaStreamGetDevice, and an nvcc that knows sm_100.
 set(TANDEM_CUDA_MINIMUM 12.8)
