@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <chrono>
-
 #include "backward_suite.cuh"
 #include "kernels/cuda/sm90/sparse_forward_launch.hpp"
 
-/// Checks and times the sparse backward. Exit code: 0 right, 1 wrong results, 2 a CUDA error, 3 a wrong command line.
 namespace tandem::test {
 namespace {
 
@@ -16,39 +13,6 @@ struct Shape {
   int visit = 0;
   bool deterministic = false;
 };
-const char* name_of(Lists lists) {
-  return lists == Lists::random ? "random" : lists == Lists::ascending ? "ascending" : "local";
-}
-
-struct Figure {
-  Shape shape;
-  double median, low, high, tflops, scatter;
-  double passes[3];  ///< median of statistics, queries and keys alone
-};
-
-struct Times {
-  double median, low, high;
-};
-Times time_launches(const SparseBackwardArgs& args, int runs) {
-  cudaEvent_t from, to;
-  CUDA_OK(cudaEventCreate(&from));
-  CUDA_OK(cudaEventCreate(&to));
-  std::vector<double> times;
-  for (int i = -2; i < runs; ++i) {
-    CUDA_OK(cudaEventRecord(from));
-    CUDA_OK(detail::sm90::launch_sparse_backward(args, nullptr));
-    CUDA_OK(cudaEventRecord(to));
-    CUDA_OK(cudaEventSynchronize(to));
-    float ms = 0;
-    CUDA_OK(cudaEventElapsedTime(&ms, from, to));
-    if (i >= 0) times.push_back(static_cast<double>(ms));
-  }
-  CUDA_OK(cudaEventDestroy(from));
-  CUDA_OK(cudaEventDestroy(to));
-  std::sort(times.begin(), times.end());
-  return {times[times.size() / 2], times.front(), times.back()};
-}
-
 /// dq of some rows against float64, from the forward's outputs.
 void check_rows(const SparseBackwardArgs& args, const Shape& shape, const std::vector<std::int32_t>& lists) {
   BackwardCase c{.name = "timed shape", .heads = shape.heads, .dim = shape.dim, .topk = shape.topk, .queries = 1};
@@ -125,60 +89,43 @@ Figure bench(const Shape& shape, int runs, std::uint64_t seed) {
   args.workspace = workspace.data();
   args.workspace_bytes = workspace.size();
   CUDA_OK(detail::sm90::launch_sparse_forward(forward, nullptr));
-  const Times times = time_launches(args, runs);
+  const auto launch = [](const SparseBackwardArgs& these) {
+    return [&these] { CUDA_OK(detail::sm90::launch_sparse_backward(these, nullptr)); };
+  };
+  const Times times = time_launches(launch(args), runs);
   check_rows(args, shape, host_lists);
-  const double entries = static_cast<double>(shape.queries) * shape.topk;
-  Figure figure{shape,
-                times.median,
-                times.low,
-                times.high,
-                2.0 * shape.heads * (3 * shape.dim + 2 * 512) * entries / times.median * 1e-9,
-                0,
-                {}};
+  double passes[3];  // median of statistics, queries and keys alone
   for (int pass = 0; pass < 3; ++pass) {
     SparseBackwardArgs one = args;
     one.passes = 1U << pass;
-    figure.passes[pass] = time_launches(one, std::max(3, runs / 4)).median;
+    passes[pass] = time_launches(launch(one), std::max(3, runs / 4)).median;
   }
-  figure.scatter = 4.0 * shape.dim * entries / figure.passes[2] * 1e-9;
+  const double entries = static_cast<double>(shape.queries) * shape.topk;
+  const double tflops = 2.0 * shape.heads * (3 * shape.dim + 2 * 512) * entries / times.median * 1e-9;
+  const double added = 4.0 * shape.dim * entries / passes[2] * 1e-9;
   std::printf(
       "H %3d d %d s %5lld n %6lld K %d %-9s visit %d%s %8.3f ms [%.3f, %.3f] %6.1f TFLOP/s; alone: statistics %.3f, "
       "queries %.3f (%.1f TFLOP/s), keys %.3f ms (%.2f TB/s added)\n",
       shape.heads, shape.dim, static_cast<long long>(shape.queries), static_cast<long long>(shape.keys), shape.topk,
       name_of(shape.lists), shape.visit, shape.deterministic ? " deterministic" : "", times.median, times.low,
-      times.high, figure.tflops, figure.passes[0], figure.passes[1],
-      2.0 * shape.heads * (2 * shape.dim + 512) * entries / figure.passes[1] * 1e-9, figure.passes[2], figure.scatter);
-  return figure;
-}
-
-void write_json(const std::string& file, const std::string& command, const std::string& commit, std::uint64_t seed,
-                int runs, const std::vector<Figure>& figures) {
-  FILE* json = std::fopen(file.c_str(), "w");
-  if (json == nullptr) {
-    std::printf("cannot write %s\n", file.c_str());
-    std::exit(3);
-  }
-  cudaDeviceProp device{};
-  CUDA_OK(cudaGetDeviceProperties(&device, 0));
-  std::fprintf(json, "{\"command\": \"%s\", \"commit\": \"%s\", \"device\": \"%s\", \"seed\": %llu, \"runs\": %d,\n",
-               command.c_str(), commit.c_str(), device.name, static_cast<unsigned long long>(seed), runs);
-  std::fprintf(json, " \"failures\": %d, \"figures\": [", backward_failures);
-  const char* comma = "";
-  for (const Figure& f : figures) {
-    std::fprintf(
-        json,
-        "%s\n  {\"heads\": %d, \"dim\": %d, \"queries\": %lld, \"keys\": %lld, \"topk\": %d, \"lists\": \"%s\", "
-        "\"visit\": %d, \"deterministic\": %s, \"ms\": %.4f, \"low\": %.4f, \"high\": %.4f, \"tflops\": %.1f, "
-        "\"statistics_ms\": %.4f, "
-        "\"queries_ms\": %.4f, \"keys_ms\": %.4f, \"added_tb_s\": %.3f}",
-        comma, f.shape.heads, f.shape.dim, static_cast<long long>(f.shape.queries),
-        static_cast<long long>(f.shape.keys), f.shape.topk, name_of(f.shape.lists), f.shape.visit,
-        f.shape.deterministic ? "true" : "false", f.median, f.low, f.high, f.tflops, f.passes[0], f.passes[1],
-        f.passes[2], f.scatter);
-    comma = ",";
-  }
-  std::fprintf(json, "\n]}\n");
-  std::fclose(json);
+      times.high, tflops, passes[0], passes[1], 2.0 * shape.heads * (2 * shape.dim + 512) * entries / passes[1] * 1e-9,
+      passes[2], added);
+  return {{"heads", std::int64_t{shape.heads}},
+          {"dim", std::int64_t{shape.dim}},
+          {"queries", shape.queries},
+          {"keys", shape.keys},
+          {"topk", std::int64_t{shape.topk}},
+          {"lists", std::string(name_of(shape.lists))},
+          {"visit", std::int64_t{shape.visit}},
+          {"deterministic", shape.deterministic},
+          {"ms", times.median},
+          {"low", times.low},
+          {"high", times.high},
+          {"tflops", tflops},
+          {"statistics_ms", passes[0]},
+          {"queries_ms", passes[1]},
+          {"keys_ms", passes[2]},
+          {"added_tb_s", added}};
 }
 
 std::vector<Shape> shapes_of(bool quick, const std::vector<int>& heads) {
@@ -202,64 +149,20 @@ std::vector<Shape> shapes_of(bool quick, const std::vector<int>& heads) {
   return shapes;
 }
 
-int usage() {
-  std::printf(
-      "sm90_backward_bench [--check] [--bench] [--quick] [--heads LIST] [--runs N] [--seed N] [--json FILE] [--commit "
-      "ID]\n"
-      "Checks the sparse MLA backward against float64 and times it. Without --check or --bench it does both; --quick\n"
-      "checks less, and times 4096 queries and 65536 rows in ascending lists only. --heads: of the checks, and of "
-      "these\n"
-      "times.\n");
-  return 0;
-}
-
-int main_with(int argc, char** argv) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 4096);
-  bool check = false, timing = false, quick = false;
-  std::vector<int> heads;
-  int runs = 21;
-  std::string json, commit = "unknown", command;
-  auto seed = static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count()) % 1'000'000'007;
-  for (int i = 0; i < argc; ++i) command += (i > 0 ? " " : "") + std::string(argv[i]);
-  for (int i = 1; i < argc; ++i) {
-    const std::string arg = argv[i];
-    if (arg == "--help") return usage();
-    if (arg == "--check" || arg == "--bench" || arg == "--quick") {
-      check = check || arg == "--check";
-      timing = timing || arg == "--bench";
-      quick = quick || arg == "--quick";
-      continue;
-    }
-    const std::string value = ++i < argc ? argv[i] : "";
-    if (arg == "--heads") {
-      for (std::size_t at = 0; at < value.size();) {
-        heads.push_back(std::atoi(value.c_str() + at));
-        at = std::min(value.find(',', at), value.size() - 1) + 1;
-      }
-    } else if (arg == "--runs") {
-      runs = std::max(1, std::atoi(value.c_str()));
-    } else if (arg == "--seed") {
-      seed = std::strtoull(value.c_str(), nullptr, 10);
-    } else if (arg == "--json") {
-      json = value;
-    } else if (arg == "--commit") {
-      commit = value;
-    } else {
-      usage();
-      return 3;
-    }
-  }
-  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
-  if (!check && !timing) check = timing = true;
+int main_with(const KernelProgram& program) {
   CUDA_OK(detail::sm90::load_sparse_backward_kernels());
   CUDA_OK(detail::sm90::load_sparse_forward_kernels());
-  const std::uint64_t first_seed = seed;
-  if (check) check_backward(seed, heads.empty() ? std::vector<int>{128, 64, 16, 8, 32, 1, 24, 100} : heads, quick);
-  std::vector<Figure> figures;
-  if (timing) {
-    for (const Shape& shape : shapes_of(quick, heads)) figures.push_back(bench(shape, runs, ++seed));
+  std::uint64_t seed = program.seed;
+  if (program.check) {
+    check_backward(seed, program.heads.empty() ? std::vector<int>{128, 64, 16, 8, 32, 1, 24, 100} : program.heads,
+                   program.quick);
   }
-  if (!json.empty()) write_json(json, command, commit, first_seed, runs, figures);
+  std::vector<Figure> figures;
+  if (program.bench) {
+    for (const Shape& shape : shapes_of(program.quick, program.heads))
+      figures.push_back(bench(shape, program.runs, ++seed));
+  }
+  write_figures(program, device_name(), backward_failures, figures);
   std::printf("%s: %d failures\n", backward_failures == 0 ? "passed" : "FAILED", backward_failures);
   return backward_failures == 0 ? 0 : 1;
 }
@@ -267,4 +170,10 @@ int main_with(int argc, char** argv) {
 }  // namespace
 }  // namespace tandem::test
 
-int main(int argc, char** argv) { return tandem::test::main_with(argc, argv); }
+int main(int argc, char** argv) {
+  using namespace tandem::test;
+  const char* const about =
+      "Checks the sparse MLA backward against float64, and times it. --quick checks less, and times 4096 queries and "
+      "65536 rows in ascending lists only; --heads are those of the checks, and of these times.";
+  return main_with(parse_kernel_program(argc, argv, about));
+}

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <string>
 
-#include "indexer_cases.cuh"
+#include "kernel_bench.cuh"
 #include "kernels/cuda/sm90/sparse_forward_launch.hpp"
 
 /// What the checks and measurements of the sparse forward share: lists, data, and an oracle in float64 that has nothing
@@ -21,6 +21,10 @@ enum class Lists {
   ascending,  ///< the same, sorted, as the DSA pipeline hands them over
   local       ///< sorted; 80 % within the last 8192 rows before a place that moves with the query
 };
+
+inline const char* name_of(Lists lists) {
+  return lists == Lists::random ? "random" : lists == Lists::ascending ? "ascending" : "local";
+}
 
 /// A number below 2^bits for each number below 2^bits.
 inline std::uint32_t permuted(std::uint32_t x, int bits, std::uint64_t seed) {
@@ -75,8 +79,6 @@ inline std::vector<std::int32_t> make_lists(Lists kind, std::int64_t queries, st
   });
   return lists;
 }
-
-inline std::uint64_t forward_seed = 1;
 
 __global__ void fill_normal_kernel(__nv_bfloat16* to, std::size_t count, float factor, std::uint64_t seed) {
   for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < count;

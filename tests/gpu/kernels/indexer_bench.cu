@@ -5,33 +5,8 @@
 
 #include "indexer_metamorphic.cuh"
 
-/// Checks and times the indexer with fused top-k. Exit code: 0 right, 1 wrong results, 2 a CUDA error.
 namespace tandem::test {
 namespace {
-
-struct Timing {
-  double median, low, high;
-};
-Timing time_runs(const std::function<void()>& launch, int runs) {
-  cudaEvent_t from, to;
-  CUDA_OK(cudaEventCreate(&from));
-  CUDA_OK(cudaEventCreate(&to));
-  for (int i = 0; i < 3; ++i) launch();
-  std::vector<double> times;
-  for (int i = 0; i < runs; ++i) {
-    CUDA_OK(cudaEventRecord(from));
-    launch();
-    CUDA_OK(cudaEventRecord(to));
-    CUDA_OK(cudaEventSynchronize(to));
-    float ms = 0;
-    CUDA_OK(cudaEventElapsedTime(&ms, from, to));
-    times.push_back(ms);
-  }
-  CUDA_OK(cudaEventDestroy(from));
-  CUDA_OK(cudaEventDestroy(to));
-  std::sort(times.begin(), times.end());
-  return {times[times.size() / 2], times.front(), times.back()};
-}
 
 struct Shape {
   std::int64_t queries, keys;
@@ -39,7 +14,7 @@ struct Shape {
   bool causal = false;  ///< row t sees keys up to its own place at the end of the keys
 };
 
-void bench(IndexerDtype dtype, const Shape& shape, int runs, FILE* json, bool patterns) {
+Figure bench(IndexerDtype dtype, const Shape& shape, int runs, bool patterns) {
   Inputs in(dtype, shape.queries, shape.keys, shape.heads);
   Outputs out(shape.queries, shape.topk);
   Bounds bounds;
@@ -68,15 +43,15 @@ void bench(IndexerDtype dtype, const Shape& shape, int runs, FILE* json, bool pa
                 static_cast<long long>(shape.keys), shape.heads, shape.topk, shape.causal ? " causal" : "");
   in.fill(Pattern::random, base_seed);
   const auto launch = [&] { CUDA_OK(detail::sm90::launch_indexer(args, nullptr)); };
-  const Timing random = time_runs(launch, runs);
+  const Times random = time_launches(launch, runs);
   if (!shape.causal) check_rounding(in, out, shape.topk, std::string("random ") + label);
-  const Timing bare = time_runs([&] { CUDA_OK(detail::sm90::launch_indexer_scores_only(args, nullptr)); }, runs);
-  Timing ascending{0, 0, 0}, equal{0, 0, 0};
+  const Times bare = time_launches([&] { CUDA_OK(detail::sm90::launch_indexer_scores_only(args, nullptr)); }, runs);
+  Times ascending{0, 0, 0}, equal{0, 0, 0};
   if (patterns) {
     in.fill(Pattern::ascending, base_seed);
-    ascending = time_runs(launch, std::max(5, runs / 3));
+    ascending = time_launches(launch, std::max(5, runs / 3));
     in.fill(Pattern::equal, base_seed);
-    equal = time_runs(launch, std::max(5, runs / 3));
+    equal = time_launches(launch, std::max(5, runs / 3));
   }
   out.attach(args, true);
   std::printf(
@@ -86,107 +61,69 @@ void bench(IndexerDtype dtype, const Shape& shape, int runs, FILE* json, bool pa
       flops / bare.median * 1e-9, 100 * (random.median - bare.median) / random.median, ascending.median / random.median,
       equal.median / random.median, static_cast<double>(scratch.bytes()) * 1e-6);
   std::fflush(stdout);
-  if (json != nullptr) {
-    std::fprintf(json,
-                 "{\"case\": \"%s\", \"ms\": %.4f, \"low\": %.4f, \"high\": %.4f, \"tflops\": %.1f, \"bare_ms\": %.4f, "
-                 "\"ascending_ms\": %.4f, \"equal_ms\": %.4f, \"scratch_bytes\": %zu, \"runs\": %d, \"seed\": %llu}\n",
-                 label, random.median, random.low, random.high, flops / random.median * 1e-9, bare.median,
-                 ascending.median, equal.median, scratch.bytes(), runs, static_cast<unsigned long long>(base_seed));
-  }
+  return {{"case", std::string(label)},
+          {"ms", random.median},
+          {"low", random.low},
+          {"high", random.high},
+          {"tflops", flops / random.median * 1e-9},
+          {"bare_ms", bare.median},
+          {"ascending_ms", ascending.median},
+          {"equal_ms", equal.median},
+          {"scratch_bytes", static_cast<std::int64_t>(scratch.bytes())},
+          {"runs", std::int64_t{runs}}};
 }
 
-int usage() {
-  std::printf(
-      "indexer_bench [--check] [--bench] [--quick] [--heads LIST] [--dtype bf16|e4m3] [--runs N] [--seed N] [--json "
-      "FILE]\n"
-      "              [--one QUERIES,KEYS,HEADS,TOPK]\n"
-      "Checks the indexer with fused top-k against independent references and times it on 4096 queries x 65536 keys.\n"
-      "Without --check or --bench it does both; --quick times one shape only. --one launches one shape once, for a "
-      "profiler.\n");
-  return 0;
-}
-
-int main_with(int argc, char** argv) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 4096);
-  bool check = false, timing = false, quick = false;
-  std::vector<int> heads = {64};
-  std::vector<IndexerDtype> dtypes = {IndexerDtype::bf16, IndexerDtype::e4m3};
-  int runs = 21;
-  FILE* json = nullptr;
-  std::string one;
-  for (int i = 1; i < argc; ++i) {
-    const std::string arg = argv[i];
-    const std::string value = i + 1 < argc ? argv[i + 1] : "";
-    if (arg == "--help") return usage();
-    if (arg == "--check") {
-      check = true;
-      continue;
-    }
-    if (arg == "--quick") {
-      quick = timing = true;
-      continue;
-    }
-    if (arg == "--bench") {
-      timing = true;
-      continue;
-    }
-    ++i;
-    if (arg == "--heads") {
-      heads.clear();
-      for (std::size_t at = 0; at < value.size();) {
-        heads.push_back(std::atoi(value.c_str() + at));
-        at = std::min(value.find(',', at), value.size() - 1) + 1;
-      }
-    } else if (arg == "--dtype") {
-      dtypes = {value == "bf16" ? IndexerDtype::bf16 : IndexerDtype::e4m3};
-    } else if (arg == "--runs") {
-      runs = std::atoi(value.c_str());
-    } else if (arg == "--seed") {
-      base_seed = std::strtoull(value.c_str(), nullptr, 10);
-    } else if (arg == "--json") {
-      json = std::fopen(value.c_str(), "w");
-    } else if (arg == "--one") {
-      one = value;
-    } else {
-      usage();
-      return 3;
-    }
-  }
-  std::printf("seed %llu\n", static_cast<unsigned long long>(base_seed));
-  if (!one.empty()) {
-    Shape shape{4096, 65536, 64, 2048};
-    long long s = 0, n = 0;
-    if (std::sscanf(one.c_str(), "%lld,%lld,%d,%d", &s, &n, &shape.heads, &shape.topk) == 4) {
-      shape.queries = s;
-      shape.keys = n;
-    }
-    for (const IndexerDtype dtype : dtypes) bench(dtype, shape, 1, nullptr, false);
-    return failures != 0;
-  }
-  if (!check && !timing) check = timing = true;
-  if (check) {
-    check_selection();
-    check_graph();
-    for (const int hi : heads) {
-      for (const IndexerDtype dtype : dtypes) check_exact(dtype, hi);
-      for (const IndexerDtype dtype : dtypes) {
-        check_metamorphic(dtype, hi);
-        check_same_everywhere(dtype, hi);
-      }
-      check_pieces(hi);
-      std::printf("exact scores Hi %d: done, %d failures so far\n", hi, failures);
-    }
-  }
-  if (timing) {
+void check_all(const std::vector<IndexerDtype>& dtypes, const std::vector<int>& heads) {
+  check_selection();
+  check_graph();
+  for (const int hi : heads) {
+    for (const IndexerDtype dtype : dtypes) check_exact(dtype, hi);
     for (const IndexerDtype dtype : dtypes) {
-      for (const int hi : heads) bench(dtype, {4096, 65536, hi, 2048}, runs, json, !quick);
-      if (quick) continue;
-      bench(dtype, {32768, 65536, heads[0], 2048, true}, std::max(3, runs / 7), json, false);
-      bench(dtype, {4096, 8192, heads[0], 2048}, runs, json, false);
-      bench(dtype, {256, 65536, heads[0], 2048}, runs, json, false);
+      check_metamorphic(dtype, hi);
+      check_same_everywhere(dtype, hi);
     }
+    check_pieces(hi);
+    std::printf("exact scores Hi %d: done, %d failures so far\n", hi, failures);
   }
-  if (json != nullptr) std::fclose(json);
+}
+
+std::vector<Figure> bench_all(const KernelProgram& program, const std::vector<IndexerDtype>& dtypes,
+                              const std::vector<int>& heads) {
+  std::vector<Figure> figures;
+  for (const IndexerDtype dtype : dtypes) {
+    for (const int hi : heads) figures.push_back(bench(dtype, {4096, 65536, hi, 2048}, program.runs, !program.quick));
+    if (program.quick) continue;
+    figures.push_back(bench(dtype, {32768, 65536, heads[0], 2048, true}, std::max(3, program.runs / 7), false));
+    figures.push_back(bench(dtype, {4096, 8192, heads[0], 2048}, program.runs, false));
+    figures.push_back(bench(dtype, {256, 65536, heads[0], 2048}, program.runs, false));
+  }
+  return figures;
+}
+
+/// Returns the exit code.
+int launch_one(const std::string& text, const std::vector<IndexerDtype>& dtypes) {
+  Shape shape{};
+  long long queries = 0, keys = 0;
+  if (std::sscanf(text.c_str(), "%lld,%lld,%d,%d", &queries, &keys, &shape.heads, &shape.topk) != 4) {
+    std::printf("--one: '%s' is not QUERIES,KEYS,HEADS,TOPK\n", text.c_str());
+    return 3;
+  }
+  shape.queries = queries;
+  shape.keys = keys;
+  for (const IndexerDtype dtype : dtypes) bench(dtype, shape, 1, false);
+  return failures == 0 ? 0 : 1;
+}
+
+int main_with(const KernelProgram& program) {
+  base_seed = program.seed;
+  const std::vector<int> heads = program.heads.empty() ? std::vector<int>{64} : program.heads;
+  std::vector<IndexerDtype> dtypes = {IndexerDtype::bf16, IndexerDtype::e4m3};
+  if (!program.dtype.empty()) dtypes = {program.dtype == "bf16" ? IndexerDtype::bf16 : IndexerDtype::e4m3};
+  if (!program.one.empty()) return launch_one(program.one, dtypes);
+  if (program.check) check_all(dtypes, heads);
+  std::vector<Figure> figures;
+  if (program.bench) figures = bench_all(program, dtypes, heads);
+  write_figures(program, device_name(), failures, figures);
   std::printf("%s: %d failures\n", failures == 0 ? "passed" : "FAILED", failures);
   return failures == 0 ? 0 : 1;
 }
@@ -194,4 +131,12 @@ int main_with(int argc, char** argv) {
 }  // namespace
 }  // namespace tandem::test
 
-int main(int argc, char** argv) { return tandem::test::main_with(argc, argv); }
+int main(int argc, char** argv) {
+  using namespace tandem::test;
+  const char* const about =
+      "Checks the indexer with fused top-k against independent references, and times it on 4096 queries and 65536 "
+      "keys. "
+      "--quick times one shape of each type only.";
+  constexpr bool of_indexer = true;
+  return main_with(parse_kernel_program(argc, argv, about, of_indexer));
+}

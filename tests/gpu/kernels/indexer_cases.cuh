@@ -11,77 +11,16 @@
 #include <cstdlib>
 #include <functional>
 #include <numeric>
-#include <thread>
 #include <vector>
 
+#include "kernel_bench.cuh"
 #include "kernels/cuda/sm90/indexer_launch.hpp"
 
-/// What the indexer's checks and measurements share: device memory, data, an independent reference.
+/// What the indexer's checks and measurements share: data, an independent reference.
 namespace tandem::test {
 
 using detail::sm90::IndexerArgs;
 using detail::sm90::IndexerDtype;
-
-#define CUDA_OK(call)                                                                        \
-  do {                                                                                       \
-    const cudaError_t error_ = (call);                                                       \
-    if (error_ != cudaSuccess) {                                                             \
-      std::printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error_)); \
-      std::exit(2);                                                                          \
-    }                                                                                        \
-  } while (false)
-
-/// Device memory with a red zone of 256 bytes behind it.
-template <typename T>
-class DeviceArray {
- public:
-  explicit DeviceArray(std::size_t count = 0) : count_(count) {
-    CUDA_OK(cudaMalloc(&data_, bytes() + zone));
-    poison();
-  }
-  explicit DeviceArray(const std::vector<T>& host) : DeviceArray(host.size()) { set(host); }
-  ~DeviceArray() { cudaFree(data_); }
-  DeviceArray(const DeviceArray&) = delete;
-  DeviceArray& operator=(const DeviceArray&) = delete;
-
-  void poison() { CUDA_OK(cudaMemset(data_, 0xAB, bytes() + zone)); }
-  void set(const std::vector<T>& host) { CUDA_OK(cudaMemcpy(data_, host.data(), bytes(), cudaMemcpyHostToDevice)); }
-  std::vector<T> get() const {
-    std::vector<T> host(count_);
-    CUDA_OK(cudaMemcpy(host.data(), data_, bytes(), cudaMemcpyDeviceToHost));
-    return host;
-  }
-  bool red_zone_intact() const {
-    std::vector<std::uint8_t> tail(zone);
-    CUDA_OK(
-        cudaMemcpy(tail.data(), reinterpret_cast<const std::uint8_t*>(data_) + bytes(), zone, cudaMemcpyDeviceToHost));
-    return std::all_of(tail.begin(), tail.end(), [](std::uint8_t b) { return b == 0xAB; });
-  }
-  T* data() { return data_; }
-  const T* data() const { return data_; }
-  std::size_t size() const { return count_; }
-  std::size_t bytes() const { return count_ * sizeof(T); }
-
- private:
-  static constexpr std::size_t zone = 256;
-  T* data_ = nullptr;
-  std::size_t count_ = 0;
-};
-
-/// splitmix64: one independent number for each (seed, index), on either side.
-__host__ __device__ inline std::uint64_t mix(std::uint64_t seed, std::uint64_t index) {
-  std::uint64_t z = seed * 0x9E3779B97F4A7C15ULL + index * 0xD1B54A32D192ED03ULL + 0x632BE59BD9B4E019ULL;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
-  return z ^ (z >> 31);
-}
-/// About normal: the sum of four uniform numbers.
-__host__ __device__ inline float normal(std::uint64_t seed, std::uint64_t index) {
-  const std::uint64_t bits = mix(seed, index);
-  float sum = 0.0F;
-  for (int i = 0; i < 4; ++i) sum += static_cast<float>((bits >> (16 * i)) & 0xFFFF) / 65536.0F - 0.5F;
-  return sum * 1.7320508F;
-}
 
 enum class Pattern {
   random,     ///< about normal
@@ -256,17 +195,6 @@ inline std::vector<std::int32_t> expected_list(const float* scores, std::int32_t
     std::sort(list.begin(), list.end());
   }
   return list;
-}
-
-inline void parallel(std::size_t count, const std::function<void(std::size_t)>& body) {
-  const std::size_t threads = std::max(1U, std::thread::hardware_concurrency());
-  std::vector<std::thread> pool;
-  for (std::size_t t = 0; t < threads; ++t) {
-    pool.emplace_back([&, t] {
-      for (std::size_t i = t; i < count; i += threads) body(i);
-    });
-  }
-  for (std::thread& thread : pool) thread.join();
 }
 
 /// Everything that a launch writes, poisoned when made.
