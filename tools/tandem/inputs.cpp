@@ -193,6 +193,15 @@ class InputGenerator::TextSource : public RowSource {
   std::vector<float> matrix_;
 };
 
+DsaConfig config_of(const ModelShape& shape) {
+  DsaConfig config;
+  config.heads = shape.heads;
+  config.index_heads = shape.index_heads;
+  config.dim = shape.dim;
+  config.topk = shape.topk;
+  return config;
+}
+
 InputGenerator::InputGenerator(const DsaJob& job)
     : shape_(job.shape), dtype_(job.dtype), index_dtype_(job.indexer_dtype()), seed_(job.seed) {
   if (job.texts.empty()) {

@@ -12,6 +12,9 @@
 
 namespace tandem::cli {
 
+/// The operator for a model of this shape; all else is the default.
+DsaConfig config_of(const ModelShape& shape);
+
 /// Inputs of the operator for some rows, and the gradient that backward starts from.
 struct InputRows {
   DsaInputs inputs;

@@ -13,11 +13,7 @@ namespace {
 constexpr std::chrono::milliseconds glance{50};  // how often a wait looks whether the group still stands
 
 DsaConfig config_of(const DsaJob& job) {
-  DsaConfig config;
-  config.heads = job.shape.heads;
-  config.index_heads = job.shape.index_heads;
-  config.dim = job.shape.dim;
-  config.topk = job.shape.topk;
+  DsaConfig config = config_of(job.shape);
   config.dtype = job.dtype;
   config.index_dtype = job.index_dtype;
   config.wire = job.wire;

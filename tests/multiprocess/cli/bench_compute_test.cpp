@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "run_command.hpp"
+#include "refusal.hpp"
 
 namespace tandem::testing {
 namespace {
@@ -214,14 +214,7 @@ TEST(BenchCompute, WrongUseIsRefused) {
       {{"gather", "--model", "tiny"}, "--model: only with bench indexer, topk, sparse-fwd or dsa-fwd"},
       {{"gather", "--queries", "4"}, "--queries: only with bench indexer, topk or sparse-fwd"},
       {{"gather", "--schedule", "both"}, "--schedule: only with bench dsa-fwd"}};
-  for (const auto& [arguments, says] : cases) {
-    std::vector<std::string> all{"bench"};
-    all.insert(all.end(), arguments.begin(), arguments.end());
-    const Ended e = run_tandem(all);
-    EXPECT_EQ(e.code, 2) << says;
-    EXPECT_EQ(e.out, "");
-    EXPECT_THAT(e.err, HasSubstr(says));
-  }
+  for (const auto& [arguments, says] : cases) expect_refused("bench", arguments, says);
 }
 
 }  // namespace

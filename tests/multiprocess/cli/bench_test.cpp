@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "run_command.hpp"
+#include "refusal.hpp"
 
 namespace tandem::testing {
 namespace {
@@ -113,14 +113,7 @@ TEST(Bench, WrongUseIsRefused) {
       {{"gather", "-J", "/no/such/folder/x"}, "--output_file: cannot write '/no/such/folder/x'"},
       {{"gather", "--json", "--csv"}, "--csv: not together with --json"},
       {{}, "OPERATION"}};
-  for (const auto& [arguments, says] : cases) {
-    std::vector<std::string> all{"bench"};
-    all.insert(all.end(), arguments.begin(), arguments.end());
-    const Ended e = run_tandem(all);
-    EXPECT_EQ(e.code, 2) << says;
-    EXPECT_EQ(e.out, "");
-    EXPECT_THAT(e.err, HasSubstr(says));
-  }
+  for (const auto& [arguments, says] : cases) expect_refused("bench", arguments, says);
 }
 
 }  // namespace

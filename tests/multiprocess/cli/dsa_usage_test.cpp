@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "run_command.hpp"
+#include "refusal.hpp"
 #include "tandem/device.hpp"
 
 namespace tandem::testing {
@@ -21,14 +21,7 @@ void PrintTo(const Bad& bad, std::ostream* out) {
 
 class DsaUsage : public ::testing::TestWithParam<Bad> {};
 
-TEST_P(DsaUsage, IsRefused) {
-  std::vector<std::string> arguments{"dsa"};
-  arguments.insert(arguments.end(), GetParam().arguments.begin(), GetParam().arguments.end());
-  const Ended e = run_tandem(arguments);
-  EXPECT_EQ(e.code, 2) << e.err;
-  EXPECT_EQ(e.out, "");
-  EXPECT_THAT(e.err, HasSubstr(GetParam().says));
-}
+TEST_P(DsaUsage, IsRefused) { expect_refused("dsa", GetParam().arguments, GetParam().says); }
 
 INSTANTIATE_TEST_SUITE_P(
     All, DsaUsage,

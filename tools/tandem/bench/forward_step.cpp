@@ -6,6 +6,7 @@
 
 #include "tandem/bench/kernel_work.hpp"
 #include "tandem/inputs.hpp"
+#include "tandem/results.hpp"
 
 namespace tandem::cli {
 namespace {
@@ -14,21 +15,11 @@ constexpr std::int64_t rows_to_compare = 64;
 constexpr std::int64_t block_rows = 128;  // of inputs made at once by a thread
 
 DsaConfig config_of(const ComputeJob& job) {
-  DsaConfig config;
-  config.heads = job.shape.heads;
-  config.index_heads = job.shape.index_heads;
-  config.dim = job.shape.dim;
-  config.topk = job.shape.topk;
+  DsaConfig config = config_of(job.shape);
   config.dtype = job.dtype;
   config.index_dtype = job.index_dtype;
   config.keep_landed = false;  // nothing but what a forward needs
   return config;
-}
-
-Tensor like(const Device& device, const Tensor& t, std::int64_t rows) {
-  if (t.dims() == 1) return Tensor::allocate(device, t.dtype(), {rows});
-  if (t.dims() == 2) return Tensor::allocate(device, t.dtype(), {rows, t.size(1)});
-  return Tensor::allocate(device, t.dtype(), {rows, t.size(1), t.size(2)});
 }
 
 std::vector<Tensor*> tensors_of(DsaInputs& in) {
@@ -49,7 +40,7 @@ DsaInputs make_inputs(const DsaJob& job, const Plan& plan, const Device& device)
   DsaInputs inputs;
   const std::vector<Tensor*> to = tensors_of(inputs), shapes = tensors_of(like_these.inputs);
   for (std::size_t i = 0; i < to.size(); ++i) {
-    if (shapes[i]->valid()) *to[i] = like(device, *shapes[i], plan.rows());
+    if (shapes[i]->valid()) *to[i] = allocate_like(device, *shapes[i], plan.rows());
   }
   const Stream stream = device.create_stream({.name = "bench-inputs"});
   const std::int64_t at_once = std::int64_t{2} * fill_threads();

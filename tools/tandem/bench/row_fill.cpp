@@ -8,23 +8,13 @@
 #include <thread>
 
 #include "tandem/encode.hpp"
+#include "tandem/results.hpp"
 
 namespace tandem::cli {
 namespace {
 
 constexpr std::size_t staged_bytes = std::size_t{64} << 20;
 constexpr std::chrono::minutes patience{5};
-
-Tensor allocate_rows(const Device& device, const Tensor& like, std::int64_t rows) {
-  switch (like.dims()) {
-    case 1:
-      return Tensor::allocate(device, like.dtype(), {rows});
-    case 2:
-      return Tensor::allocate(device, like.dtype(), {rows, like.size(1)});
-    default:
-      return Tensor::allocate(device, like.dtype(), {rows, like.size(1), like.size(2)});
-  }
-}
 
 std::size_t elements_of_row(const Tensor& t) { return t.dims() == 1 ? 1 : static_cast<std::size_t>(t.row_elements()); }
 
@@ -97,7 +87,7 @@ Tensor RowFiller::table(const std::vector<std::int32_t>& values, std::int64_t co
 }
 
 Tensor RowFiller::fetch(const Tensor& tensor, std::int64_t begin, std::int64_t count) const {
-  Tensor here = allocate_rows(Device::host(), tensor, count);
+  Tensor here = allocate_like(Device::host(), tensor, count);
   const std::size_t bytes = elements_of_row(tensor) * size_of(tensor.dtype());
   const auto offset = static_cast<std::size_t>(begin) * bytes;
   stream_.copy(here.data(), tensor.data_as<std::byte>() + offset, static_cast<std::size_t>(count) * bytes);
@@ -107,7 +97,7 @@ Tensor RowFiller::fetch(const Tensor& tensor, std::int64_t begin, std::int64_t c
 
 Tensor RowFiller::copy(const Tensor& tensor) const {
   if (!tensor.valid()) return {};
-  Tensor made = allocate_rows(device_, tensor, tensor.size(0));
+  Tensor made = allocate_like(device_, tensor, tensor.size(0));
   stream_.copy(made.data(), tensor.data(),
                elements_of_row(tensor) * size_of(tensor.dtype()) * static_cast<std::size_t>(tensor.size(0)));
   synchronize();
