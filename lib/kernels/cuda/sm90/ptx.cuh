@@ -63,6 +63,18 @@ __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
+/// A kernel's shared memory: one thread makes its barriers, with init(), and all see them.
+template <class Shared>
+__device__ __forceinline__ Shared& set_up(std::uint8_t* storage) {
+  auto& shared = *reinterpret_cast<Shared*>(storage);
+  if (threadIdx.x == 0) {
+    shared.init();
+    fence_barrier_init();
+  }
+  __syncthreads();
+  return shared;
+}
+
 /// Copies the box of `map` at (column, row) to shared memory and completes on `barrier`. Rows outside the tensor are 0.
 __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int column, int row, Mbarrier& barrier) {
   asm volatile(

@@ -235,12 +235,7 @@ template <int HeadBlocks, int Slices, bool Ordered>
 __global__ void __launch_bounds__(key_pass_threads, 1)
     sparse_backward_keys_kernel(const __grid_constant__ SparseBackwardParams p) {
   extern __shared__ __align__(1024) std::uint8_t storage[];
-  auto& s = *reinterpret_cast<KeyPassShared<HeadBlocks>*>(storage);
-  if (threadIdx.x == 0) {
-    s.init();
-    fence_barrier_init();
-  }
-  __syncthreads();
+  auto& s = set_up<KeyPassShared<HeadBlocks>>(storage);
   if (threadIdx.x < 256) {
     raise_registers<key_pass_matrix_registers>();
     KeyPassMatrixRole<HeadBlocks, Slices, Ordered> role;

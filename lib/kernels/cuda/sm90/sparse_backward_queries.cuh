@@ -366,12 +366,7 @@ template <int Slices>
 __global__ void __launch_bounds__(query_pass_threads, 1)
     sparse_backward_queries_kernel(const __grid_constant__ SparseBackwardParams p) {
   extern __shared__ __align__(1024) std::uint8_t storage[];
-  auto& s = *reinterpret_cast<QueryPassShared<Slices>*>(storage);
-  if (threadIdx.x == 0) {
-    s.init();
-    fence_barrier_init();
-  }
-  __syncthreads();
+  auto& s = set_up<QueryPassShared<Slices>>(storage);
   const int group = static_cast<int>(threadIdx.x) / 128;
   if (group == 0) {
     raise_registers<query_pass_matrix_registers>();

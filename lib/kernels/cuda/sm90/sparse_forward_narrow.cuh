@@ -413,12 +413,7 @@ template <int Heads, int Slices>
 __global__ void __launch_bounds__(narrow_threads, 1)
     sparse_forward_narrow_kernel(const __grid_constant__ SparseForwardParams p) {
   extern __shared__ __align__(1024) std::uint8_t storage[];
-  auto& s = *reinterpret_cast<NarrowShared<Heads, Slices>*>(storage);
-  if (threadIdx.x == 0) {
-    s.init();
-    fence_barrier_init();
-  }
-  __syncthreads();
+  auto& s = set_up<NarrowShared<Heads, Slices>>(storage);
   const int group = static_cast<int>(threadIdx.x) / 128;
   if (group == narrow_groups) {
     lower_registers<narrow_gather_registers>();

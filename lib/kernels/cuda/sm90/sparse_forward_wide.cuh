@@ -341,12 +341,7 @@ template <int Slices>
 __global__ void __launch_bounds__(wide_threads, 1)
     sparse_forward_wide_kernel(const __grid_constant__ SparseForwardParams p) {
   extern __shared__ __align__(1024) std::uint8_t storage[];
-  auto& s = *reinterpret_cast<WideShared<Slices>*>(storage);
-  if (threadIdx.x == 0) {
-    s.init();
-    fence_barrier_init();
-  }
-  __syncthreads();
+  auto& s = set_up<WideShared<Slices>>(storage);
   const int group = static_cast<int>(threadIdx.x) / 128;
   if (group == 0) {
     raise_registers<wide_matrix_registers>();
