@@ -76,7 +76,7 @@ struct DsaGradients {
   Tensor dsink;      ///< f32 [H], of this rank's rows; empty without sink
 };
 
-/// What forward keeps for backward. Movable; destroying it frees the landed rows once the streams are past them.
+/// What forward keeps for backward. Movable; destroying it gives the landed rows back once the streams are past them.
 class TANDEM_EXPORT DsaContext {
  public:
   struct Data;
@@ -92,7 +92,8 @@ class TANDEM_EXPORT DsaContext {
 };
 
 /// The bill of one forward and backward, in bytes per rank of device memory: all but `saved` add up to the most that is
-/// allocated at once. Kernels have small scratch of their own beside it.
+/// allocated at once, on a GPU unless batches of other shapes came before, whose memory stays for more of them. Kernels
+/// have scratch of their own beside it (KernelSet::scratch_bytes).
 struct DsaMemory {
   std::uint64_t inputs = 0;
   std::uint64_t outputs = 0;

@@ -42,7 +42,8 @@ struct IndexKeys {
 };
 
 /// Holds what enqueued work refers to until the stream is past it, also when enqueueing ends in an exception. A GPU
-/// needs nothing of the kind, as freeing its memory waits for its work.
+/// needs nothing of the kind: freeing its memory waits for its work, and what StreamMemory takes back is given out for
+/// later work of the same stream alone.
 class KeepAlive {
  public:
   KeepAlive(const Stream& stream, const Plan& plan) : stream_(stream), plan_(plan) {}

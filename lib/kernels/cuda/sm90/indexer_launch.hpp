@@ -16,7 +16,7 @@ enum class IndexerDtype : std::uint8_t {
   scores  ///< no matrix product: `scores` are given, which tests the selection alone
 };
 
-/// All pointers are device pointers; tensors are contiguous. q, k and scratch are aligned to 128 bytes.
+/// All pointers are device pointers; tensors are contiguous. q and k are aligned to 16 bytes, scratch to 128.
 struct IndexerArgs {
   IndexerDtype dtype = IndexerDtype::bf16;
   std::int32_t heads = 0;  ///< Hi: 8, 16, 32 or 64; 64 with IndexerDtype::scores

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "device/cuda/check.hpp"
+#include "device/impl.hpp"
 #include "device/temporaries.hpp"
 #include "kernels/cuda/generic/kernel_set.hpp"
 #include "kernels/cuda/sm90/indexer_launch.hpp"
@@ -244,13 +245,11 @@ void Sm90Kernels::sparse_mla_forward(const AttentionInputs& in, const AttentionO
 }  // namespace
 
 std::string why_not(const Device& device) {
-  const Context context = native_stream(device.create_stream()).context;
+  const int ordinal = device.impl().cuda_ordinal();
   int major = 0;
   int minor = 0;
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, context.ordinal), "cudaDeviceGetAttribute",
-        context.ordinal);
-  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, context.ordinal), "cudaDeviceGetAttribute",
-        context.ordinal);
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal), "cudaDeviceGetAttribute", ordinal);
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal), "cudaDeviceGetAttribute", ordinal);
   if (major == 9 && minor == 0) return "";
   return fmt::format("it is for compute capability 9.0, this GPU has {}.{}", major, minor);
 }
