@@ -6,6 +6,7 @@
 #include "dsa/attention_impl.hpp"
 #include "tandem/bench/backward_check.hpp"
 #include "tandem/bench/kernel_work.hpp"
+#include "tandem/bench/loss_check.hpp"
 #include "tandem/bench/step_inputs.hpp"
 
 namespace tandem::cli {
@@ -171,6 +172,11 @@ RowVerdict DsaStep::check_kernels(const Stream& stream, BenchData& data) {
                                              back_->gradients().dq, back_->own_dkv());
   verdict.rows += backward.rows;
   verdict.wrong += backward.wrong;
+  if (!job_.has_loss()) return verdict;
+  const RowVerdict loss = check_loss(filler_, job_, rows, in, kept_, ahead_->lists(), plan_.layout().real_rows(),
+                                     ahead_->loss(), back_->gradients().d_index_q, back_->gradients().d_index_w);
+  verdict.rows += loss.rows;
+  verdict.wrong += loss.wrong;
   return verdict;
 }
 
