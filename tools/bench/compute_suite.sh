@@ -10,7 +10,7 @@
 set -uo pipefail
 
 [ $# -eq 3 ] || {
-  sed -n '3,8s/^# \{0,1\}//p' "$0" >&2
+  sed -n '3,9s/^# \{0,1\}//p' "$0" >&2
   exit 2
 }
 tandem=$1 prefix=$2 ranks=$3

@@ -20,11 +20,16 @@ std::vector<float> decode(const Tensor& t) {
 }
 
 std::vector<float> decode_rows(const RowFiller& filler, const Tensor& t, const std::vector<std::int64_t>& rows) {
-  std::vector<float> all;
-  for (const std::int64_t row : rows) {
-    const std::vector<float> values = decode(filler.fetch(t, row, 1));
-    all.insert(all.end(), values.begin(), values.end());
-  }
+  constexpr std::int64_t few = 8;  // for whom threads are not worth it
+  const Tensor here = filler.fetch(t, rows);
+  const std::int64_t count = std::ssize(rows);
+  if (count <= few || here.dims() == 1) return decode(here);
+  const std::int64_t width = here.row_elements();
+  std::vector<float> all(static_cast<std::size_t>(count * width));
+  in_threads(count, [&](std::int64_t row) {
+    const std::vector<float> values = decode(here.rows(row, 1));
+    std::copy(values.begin(), values.end(), all.begin() + row * width);
+  });
   return all;
 }
 
