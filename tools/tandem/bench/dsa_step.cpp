@@ -305,7 +305,7 @@ std::vector<ComputeRow> DsaStep::measure(BenchTimer& timer, BenchRanks& ranks, B
       };
       row.verdict = {sum(mine.rows), sum(mine.wrong), sum(mine.near_ties), sum(mine.listed), sum(mine.listed_near)};
     }
-    rows.push_back(std::move(row));
+    rows.push_back(row);
   }
   backward_ = {};
   forward_ = {};
