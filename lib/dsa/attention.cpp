@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "comm/prepared.hpp"
@@ -142,6 +143,10 @@ void DsaAttention::Impl::prepare(const Plan& plan) {
   if (!on_gpu()) return;
   constexpr std::chrono::seconds patience{60};  // with whatever else the GPU does
   tables.insert_or_assign(plan.hash(), detail::make_plan_tables(plan, comm->device(), Deadline::after(patience)));
+  const auto carries = [](const IndexerStep& step) { return !step.last; };
+  if (!side.valid() && std::any_of(plan.indexer_steps().begin(), plan.indexer_steps().end(), carries)) {
+    side = detail::SideStream(comm->device());
+  }
 }
 
 void DsaAttention::Impl::check_inputs(const Plan& plan, const DsaInputs& in) const {
