@@ -70,6 +70,15 @@ DsaAttention::~DsaAttention() = default;
 DsaAttention::DsaAttention(DsaAttention&&) noexcept = default;
 
 const DsaConfig& DsaAttention::config() const noexcept { return impl_->config; }
+
+PlanOptions DsaAttention::plan_options(PlanOptions options) const {
+  const auto next_multiple = [](std::int64_t rows, std::int64_t of) { return (rows + of - 1) / of * of; };
+  const ConcurrentRows at_once = impl_->kernels->concurrent_rows(config().heads, config().index_heads);
+  options.carry_rows = next_multiple(options.carry_rows, at_once.indexer);
+  options.block_rows = next_multiple(options.block_rows, at_once.backward);
+  return options;
+}
+
 void DsaAttention::prepare(const Plan& plan) { impl_->prepare(plan); }
 DsaMemory DsaAttention::memory(const Plan& plan) const { return impl_->memory(plan); }
 
