@@ -52,6 +52,12 @@ class TANDEM_EXPORT SequenceLayout {
                                       const std::vector<std::vector<RowRange>>& segments,
                                       std::span<const std::int64_t> cu_seqlens_padded = {});
 
+  /// The same layout, but the rows at these global positions are keys alone: as queries they see nothing, like pads,
+  /// and get no loss; other rows see them as before. For what was computed earlier, say, or a prompt that is not
+  /// trained on. Ranges in ascending order; pads and empty ranges in them change nothing. Replaces those of an earlier
+  /// call. Throws invalid_argument naming the range.
+  SequenceLayout keys_only(std::span<const RowRange> positions) const;
+
   /// How the layout was made.
   Partition partition() const noexcept;
   int ranks() const noexcept;
@@ -59,8 +65,12 @@ class TANDEM_EXPORT SequenceLayout {
   std::int64_t documents() const noexcept;
   /// Rows of the padded stream.
   std::int64_t total_rows() const noexcept;
-  /// Rows that are tokens: what losses are averaged over.
+  /// Rows that are tokens.
   std::int64_t real_rows() const noexcept;
+  /// Of those, the ones that are not keys alone: what losses are averaged over.
+  std::int64_t query_rows() const noexcept;
+  /// Positions of tokens that are keys alone: non-empty, ascending ranges that do not touch within a document.
+  std::span<const RowRange> keys_only() const noexcept;
   std::span<const std::int64_t> cu_seqlens() const noexcept;
   /// documents + 1 entries, plus one if rows follow the last document. Equal to cu_seqlens() where there are no pads.
   std::span<const std::int64_t> cu_seqlens_padded() const noexcept;
@@ -77,12 +87,12 @@ class TANDEM_EXPORT SequenceLayout {
   /// The document of a position; documents() for the tail. Never a document without rows.
   std::int64_t document(std::int64_t position) const;
   bool is_real(std::int64_t position) const;
-  /// Keys a query at `position` sees, as global positions: from the start of its document up to itself; empty for pads
-  /// and the tail.
+  /// Keys a query at `position` sees, as global positions: from the start of its document up to itself; empty for pads,
+  /// the tail, and rows that are keys alone.
   RowRange visible(std::int64_t position) const;
 
-  /// Layouts are equal if documents, pads and every rank's rows are the same, however they were made: partition() does
-  /// not count. Equal layouts have equal hashes, on every machine.
+  /// Layouts are equal if documents, pads, keys alone and every rank's rows are the same, however they were made:
+  /// partition() does not count. Equal layouts have equal hashes, on every machine.
   std::uint64_t hash() const noexcept;
   bool operator==(const SequenceLayout& other) const noexcept;
   /// "zigzag over 4 ranks, 3 documents, 1024 rows (1000 real)".

@@ -44,7 +44,7 @@ AttentionInputs DsaAttention::Impl::attention_inputs(const DsaInputs& in, const 
 }
 
 double DsaAttention::Impl::loss_scale(const Plan& plan) const {
-  const std::int64_t rows = plan.layout().real_rows();
+  const std::int64_t rows = plan.layout().query_rows();
   return rows > 0 ? 1.0 / static_cast<double>(rows) : 0.0;
 }
 

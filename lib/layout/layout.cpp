@@ -22,10 +22,12 @@ std::vector<detail::Piece> merged(const std::vector<detail::Piece>& pieces) {
   return result;
 }
 
-std::uint64_t hash_of(int ranks, const detail::Documents& docs, const std::vector<detail::Piece>& pieces) {
+std::uint64_t hash_of(int ranks, const detail::Documents& docs, const std::vector<detail::Piece>& pieces,
+                      const std::vector<RowRange>& keys_only) {
   detail::Hash hash;
   hash.combine("tandem layout 0").combine(ranks).combine_range(docs.cu).combine_range(docs.padded);
   for (const detail::Piece& p : pieces) hash.combine(p.begin).combine(p.owner);
+  for (const RowRange& r : keys_only) hash.combine("keys only").combine(r.begin).combine(r.end);
   return hash.value();
 }
 
@@ -44,7 +46,7 @@ const char* to_string(Partition partition) noexcept {
 }
 
 SequenceLayout::Data::Data(Partition how, int rank_count, detail::Documents docs,
-                           const std::vector<detail::Piece>& unmerged)
+                           const std::vector<detail::Piece>& unmerged, std::vector<RowRange> silent)
     : partition(how),
       ranks(rank_count),
       documents(std::move(docs)),
@@ -53,7 +55,8 @@ SequenceLayout::Data::Data(Partition how, int rank_count, detail::Documents docs
       segment_local_row(pieces.size()),
       segment_offset(static_cast<std::size_t>(rank_count) + 1),
       rows(static_cast<std::size_t>(rank_count)),
-      hash(hash_of(ranks, documents, pieces)) {
+      keys_only(std::move(silent)),
+      hash(hash_of(ranks, documents, pieces, keys_only)) {
   for (const detail::Piece& p : pieces) ++segment_offset[static_cast<std::size_t>(p.owner) + 1];
   for (std::size_t r = 0; r < rows.size(); ++r) segment_offset[r + 1] += segment_offset[r];
   std::vector<std::size_t> next(segment_offset.begin(), segment_offset.end() - 1);
@@ -96,6 +99,12 @@ RowRange SequenceLayout::Data::real_rows_of(std::int64_t document) const {
   return {begin, begin + documents.cu[d + 1] - documents.cu[d]};
 }
 
+bool SequenceLayout::Data::is_key_only(std::int64_t position) const {
+  const auto next = std::upper_bound(keys_only.begin(), keys_only.end(), position,
+                                     [](std::int64_t p, const RowRange& r) { return p < r.begin; });
+  return next != keys_only.begin() && position < (next - 1)->end;
+}
+
 void SequenceLayout::Data::check_position(std::int64_t position) const {
   if (position < 0 || position >= documents.total_rows()) {
     detail::reject(fmt::format("position {} is outside the {} rows of the stream", position, documents.total_rows()));
@@ -111,6 +120,12 @@ int SequenceLayout::ranks() const noexcept { return data_->ranks; }
 std::int64_t SequenceLayout::documents() const noexcept { return std::ssize(data_->documents.cu) - 1; }
 std::int64_t SequenceLayout::total_rows() const noexcept { return data_->documents.total_rows(); }
 std::int64_t SequenceLayout::real_rows() const noexcept { return data_->documents.cu.back(); }
+std::span<const RowRange> SequenceLayout::keys_only() const noexcept { return data_->keys_only; }
+std::int64_t SequenceLayout::query_rows() const noexcept {
+  std::int64_t rows = real_rows();
+  for (const RowRange& r : keys_only()) rows -= r.size();
+  return rows;
+}
 std::span<const std::int64_t> SequenceLayout::cu_seqlens() const noexcept { return data_->documents.cu; }
 std::span<const std::int64_t> SequenceLayout::cu_seqlens_padded() const noexcept { return data_->documents.padded; }
 
@@ -148,7 +163,8 @@ bool SequenceLayout::is_real(std::int64_t position) const {
 
 RowRange SequenceLayout::visible(std::int64_t position) const {
   const RowRange real = data_->real_rows_of(data_->document_at(position));
-  return position < real.end ? RowRange{real.begin, position + 1} : RowRange{};
+  if (position >= real.end || data_->is_key_only(position)) return {};
+  return {real.begin, position + 1};
 }
 
 std::uint64_t SequenceLayout::hash() const noexcept { return data_->hash; }
@@ -158,12 +174,14 @@ bool SequenceLayout::operator==(const SequenceLayout& other) const noexcept {
   const Data& a = *data_;
   const Data& b = *other.data_;
   return a.hash == b.hash && a.ranks == b.ranks && a.documents.cu == b.documents.cu &&
-         a.documents.padded == b.documents.padded && a.pieces == b.pieces;
+         a.documents.padded == b.documents.padded && a.pieces == b.pieces && a.keys_only == b.keys_only;
 }
 
 std::string SequenceLayout::describe() const {
-  return fmt::format("{} over {}, {}, {} ({} real)", to_string(partition()), counted(ranks(), "rank"),
-                     counted(documents(), "document"), counted(total_rows(), "row"), real_rows());
+  std::string text = fmt::format("{} over {}, {}, {} ({} real", to_string(partition()), counted(ranks(), "rank"),
+                                 counted(documents(), "document"), counted(total_rows(), "row"), real_rows());
+  if (query_rows() < real_rows()) text += fmt::format(", {} of them keys only", real_rows() - query_rows());
+  return text + ")";
 }
 
 }  // namespace tandem

@@ -46,14 +46,17 @@ inline std::int64_t slice_begin(std::int64_t length, std::int64_t i, std::int64_
 namespace tandem {
 
 struct SequenceLayout::Data {
-  /// `pieces`: ascending, non-empty, covering the padded stream; local rows and merging are done here.
-  Data(Partition how, int rank_count, detail::Documents docs, const std::vector<detail::Piece>& pieces);
+  /// `pieces`: ascending, non-empty, covering the padded stream; local rows and merging are done here. `silent`: as
+  /// keys_only() answers.
+  Data(Partition how, int rank_count, detail::Documents docs, const std::vector<detail::Piece>& pieces,
+       std::vector<RowRange> silent = {});
 
   std::span<const RowRange> segments_of(int rank) const;
   /// The piece that holds a position.
   const detail::Piece& piece_at(std::int64_t position) const;
   std::int64_t document_at(std::int64_t position) const;
   RowRange real_rows_of(std::int64_t document) const;
+  bool is_key_only(std::int64_t position) const;
   void check_position(std::int64_t position) const;
   void check_rank(int rank) const;
 
@@ -65,6 +68,7 @@ struct SequenceLayout::Data {
   std::vector<std::int64_t> segment_local_row;
   std::vector<std::size_t> segment_offset;  ///< ranks + 1
   std::vector<std::int64_t> rows;
+  std::vector<RowRange> keys_only;
   std::uint64_t hash;
 };
 

@@ -145,4 +145,31 @@ SequenceLayout SequenceLayout::from_segments(std::span<const std::int64_t> cu_se
       std::make_shared<Data>(Partition::explicit_segments, static_cast<int>(segments.size()), std::move(docs), pieces));
 }
 
+SequenceLayout SequenceLayout::keys_only(std::span<const RowRange> positions) const {
+  std::int64_t previous_end = 0;
+  std::vector<RowRange> silent;
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    const RowRange& r = positions[i];
+    if (r.begin < previous_end || r.end < r.begin || r.end > total_rows()) {
+      detail::reject(fmt::format("keys only [{}] = [{}, {}): ranges must ascend, within the {} rows of the stream", i,
+                                 r.begin, r.end, total_rows()));
+    }
+    previous_end = r.end;
+    if (r.empty()) continue;
+    for (std::int64_t d = document(r.begin); d < documents(); ++d) {
+      const RowRange real = data_->real_rows_of(d);
+      if (real.begin >= r.end) break;
+      const RowRange part{std::max(r.begin, real.begin), std::min(r.end, real.end)};
+      if (part.empty()) continue;
+      if (part.begin > real.begin && !silent.empty() && silent.back().end == part.begin) {
+        silent.back().end = part.end;
+      } else {
+        silent.push_back(part);
+      }
+    }
+  }
+  return SequenceLayout(
+      std::make_shared<Data>(data_->partition, data_->ranks, data_->documents, data_->pieces, std::move(silent)));
+}
+
 }  // namespace tandem

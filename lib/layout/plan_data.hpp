@@ -52,7 +52,7 @@ struct PlanData {
   }
 };
 
-/// Of each document the rows from its start to the last real query of `rank`, as few ranges as possible.
+/// Of each document the rows from its start to the last query of `rank`, as few ranges as possible.
 std::vector<NeededRange> needed_rows(const SequenceLayout& layout, int rank);
 void fill_visible_keys(PlanData& plan);
 void fill_chunks(PlanData& plan);

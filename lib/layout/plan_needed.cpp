@@ -6,15 +6,29 @@
 namespace tandem::detail {
 namespace {
 
-/// Real rows of one document that are in one segment.
-struct RealPart {
+/// Queries of one document that are in one segment.
+struct QueryPart {
   std::int64_t document_begin;
   RowRange rows;
 };
 
-/// Calls visit(RealPart) for the real rows of a rank, in ascending order.
+/// Calls visit(QueryPart) for what `rows` of one document has beside keys alone, of which `silent` is the first that
+/// may be in it.
 template <class Visit>
-void for_each_real_part(const SequenceLayout& layout, int rank, Visit visit) {
+void visit_queries(std::int64_t document_begin, RowRange rows, std::span<const RowRange>& silent, Visit visit) {
+  while (!silent.empty() && silent.front().end <= rows.begin) silent = silent.subspan(1);
+  for (const RowRange& keys : silent) {
+    if (keys.begin >= rows.end) break;
+    if (rows.begin < keys.begin) visit(QueryPart{document_begin, {rows.begin, keys.begin}});
+    rows.begin = std::min(keys.end, rows.end);
+  }
+  if (!rows.empty()) visit(QueryPart{document_begin, rows});
+}
+
+/// Calls visit(QueryPart) for the queries of a rank, in ascending order.
+template <class Visit>
+void for_each_query_part(const SequenceLayout& layout, int rank, Visit visit) {
+  std::span<const RowRange> silent = layout.keys_only();
   const std::span<const std::int64_t> cu = layout.cu_seqlens();
   const std::span<const std::int64_t> padded = layout.cu_seqlens_padded();
   const auto documents = static_cast<std::size_t>(layout.documents());
@@ -24,7 +38,7 @@ void for_each_real_part(const SequenceLayout& layout, int rank, Visit visit) {
     while (d < documents && padded[d] < segment.end) {
       const std::int64_t real_end = padded[d] + cu[d + 1] - cu[d];
       const RowRange part{std::max(segment.begin, padded[d]), std::min(segment.end, real_end)};
-      if (!part.empty()) visit(RealPart{padded[d], part});
+      if (!part.empty()) visit_queries(padded[d], part, silent, visit);
       if (padded[d + 1] > segment.end) break;  // the next segment may hold more of it
       ++d;
     }
@@ -35,7 +49,7 @@ void for_each_real_part(const SequenceLayout& layout, int rank, Visit visit) {
 
 std::vector<NeededRange> needed_rows(const SequenceLayout& layout, int rank) {
   std::vector<NeededRange> needed;
-  for_each_real_part(layout, rank, [&](const RealPart& part) {
+  for_each_query_part(layout, rank, [&](const QueryPart& part) {
     // The last range reaches into this document, or up to it, or ends before it.
     if (!needed.empty() && needed.back().end >= part.document_begin) {
       needed.back().end = part.rows.end;
@@ -75,7 +89,7 @@ void fill_visible_keys(PlanData& plan) {
     plan.key_begin.resize(static_cast<std::size_t>(local_row), bound);
     plan.key_end.resize(static_cast<std::size_t>(local_row), bound);
   };
-  for_each_real_part(plan.layout, plan.rank, [&](const RealPart& part) {
+  for_each_query_part(plan.layout, plan.rank, [&](const QueryPart& part) {
     while (segments[segment].end <= part.rows.begin) segment_row += segments[segment++].size();
     pad_up_to(segment_row + part.rows.begin - segments[segment].begin);
     const std::int64_t begin = landed_row(plan.needed, part.document_begin);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 
 #include "support/random.hpp"
@@ -234,6 +235,50 @@ TEST(Options, DenseWarmUpLossCoversAllVisibleKeys) {
     if (HasFailure()) return;
     EXPECT_LE(testing::compare(problem, results, options.loss, options.dloss).worst(), 2e-5) << ranks << " ranks";
     expect_rows_without_keys_are_dead(problem, results);
+  }
+}
+
+TEST(Options, RowsThatAreKeysAloneAskNothing) {
+  auto rng = testing::test_rng(58);
+  Problem problem = make_problem(rng, {37, 24}, 2, {}, DType::f32);
+  RunOptions options;
+  options.keys_only = {{0, 11}, {20, 29}, {45, 63}};
+  auto& g = problem.global;
+  std::int64_t queries = 37 + 24;
+  for (const RowRange& range : options.keys_only) {
+    for (std::int64_t t = range.begin; t < range.end; ++t) {
+      const auto i = static_cast<std::size_t>(t);
+      queries -= g.end[i] > g.begin[i] ? 1 : 0;
+      g.end[i] = g.begin[i];
+      const auto ask = [&](std::vector<float>& v, std::int64_t n) {
+        std::fill_n(v.begin() + t * n, n, std::numeric_limits<float>::quiet_NaN());
+      };
+      ask(g.q, g.heads * g.dim);
+      ask(g.dout, g.heads * value_dim);
+      ask(g.index_q, g.index_heads * index_dim);
+      ask(g.index_w, g.index_heads);
+    }
+  }
+  g.loss_scale = 1.0 / static_cast<double>(queries);
+  for (const int ranks : {1, 2, 5}) {
+    for (const Partition partition : {Partition::zigzag, Partition::contiguous}) {
+      options.cluster.ranks = ranks;
+      options.partition = partition;
+      const Results results = run(problem, options);
+      if (HasFailure()) return;
+      EXPECT_EQ(mismatches(problem, results), 0) << ranks << " ranks";
+      EXPECT_LE(testing::compare(problem, results, options.loss, options.dloss).worst(), 2e-5) << ranks << " ranks";
+      for (std::int64_t t = 0; t < g.rows; ++t) {
+        const auto i = static_cast<std::size_t>(t);
+        if (g.end[i] > g.begin[i]) continue;
+        EXPECT_EQ(results.length[i], 0) << t;
+        EXPECT_EQ(results.loss[i], 0) << t;
+        EXPECT_EQ(results.out[i * static_cast<std::size_t>(g.heads * value_dim)], 0) << t;
+        EXPECT_EQ(results.dq[i * static_cast<std::size_t>(g.heads * g.dim)], 0) << t;
+        EXPECT_EQ(results.d_index_q[i * static_cast<std::size_t>(g.index_heads * index_dim)], 0) << t;
+      }
+      EXPECT_NE(results.dkv[0], 0) << "the first row is a key of all others";
+    }
   }
 }
 

@@ -112,9 +112,10 @@ void check_memory(const Communicator& comm, const DsaMemory& memory, const Tenso
 void run_rank(Communicator& comm, const Problem& p, const RunOptions& o, Results& results, std::vector<float>& dsinks,
               std::mutex& mutex) {
   const auto& g = p.global;
-  const SequenceLayout layout = o.partition == Partition::zigzag
+  const SequenceLayout placed = o.partition == Partition::zigzag
                                     ? SequenceLayout::zigzag(p.cu, comm.size(), p.padded)
                                     : SequenceLayout::contiguous(p.cu, comm.size(), p.padded);
+  const SequenceLayout layout = o.keys_only.empty() ? placed : placed.keys_only(o.keys_only);
   const Plan plan(layout, comm.rank(), o.plan);
   DsaConfig config;
   config.heads = g.heads;

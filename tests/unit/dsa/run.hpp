@@ -35,6 +35,7 @@ Problem make_problem(std::mt19937_64& rng, const std::vector<std::int64_t>& leng
 struct RunOptions {
   ClusterOptions cluster;
   Partition partition = Partition::zigzag;
+  std::vector<RowRange> keys_only = {};
   PlanOptions plan{8, 3, 7, 4};
   DType wire = DType::f32;
   bool keep_landed = true;

@@ -24,8 +24,10 @@ struct Batch {
   Offsets cu;
   Offsets padded;  ///< as given: may be empty
   Segments segments;
+  std::vector<RowRange> keys_only;
 
-  SequenceLayout layout() const {
+  SequenceLayout layout() const { return keys_only.empty() ? placed() : placed().keys_only(keys_only); }
+  SequenceLayout placed() const {
     switch (partition) {
       case Partition::contiguous:
         return SequenceLayout::contiguous(cu, ranks, padded);
@@ -43,6 +45,8 @@ struct Batch {
       s += " |";
       for (const RowRange& r : shard) s += fmt::format(" [{},{})", r.begin, r.end);
     }
+    if (!keys_only.empty()) s += " | keys only";
+    for (const RowRange& r : keys_only) s += fmt::format(" [{},{})", r.begin, r.end);
     return s;
   }
 };
@@ -89,6 +93,15 @@ inline Batch random_batch(Rng& rng) {
   if (batch.partition == Partition::explicit_segments) {
     batch.segments = random_segments(rng, batch.ranks, batch.offsets().back());
   }
+  if (draw(rng, 0, 2) == 0) {
+    const std::int64_t total = batch.offsets().back();
+    const std::int64_t longest_range = draw(rng, 1, 30);
+    for (std::int64_t begin = draw(rng, 0, 20); begin < total;) {
+      const std::int64_t end = std::min(total, begin + draw(rng, 0, longest_range));
+      batch.keys_only.push_back({begin, end});
+      begin = end + draw(rng, 0, 20);
+    }
+  }
   return batch;
 }
 
@@ -98,6 +111,7 @@ struct Position {
   std::int64_t local_row = -1;
   std::int64_t document = -1;
   bool real = false;
+  bool key_only = false;
   RowRange visible;
 };
 
@@ -145,7 +159,10 @@ inline std::vector<Position> positions_by_definition(const Batch& batch) {
       if (p < offsets[d] || p >= offsets[d + 1]) continue;
       position.document = static_cast<std::int64_t>(d);
       position.real = p - offsets[d] < batch.cu[d + 1] - batch.cu[d];
-      if (position.real) position.visible = {offsets[d], p + 1};
+      for (const RowRange& r : batch.keys_only) {
+        position.key_only = position.key_only || (position.real && r.begin <= p && p < r.end);
+      }
+      if (position.real && !position.key_only) position.visible = {offsets[d], p + 1};
     }
     all.push_back(position);
   }

@@ -178,6 +178,23 @@ TEST(Layout, RejectsRowsAndRanksOutOfRange) {
   EXPECT_REJECTED(layout.visible(-5), "position -5 is outside");
 }
 
+TEST(Layout, RowsCanBeKeysAlone) {
+  const std::vector<RowRange> positions{{1, 1}, {1, 3}, {3, 6}, {9, 12}};
+  const SequenceLayout layout = SequenceLayout::zigzag(Offsets{0, 4, 9}, 2, Offsets{0, 5, 10, 12}).keys_only(positions);
+  const std::vector<RowRange> tokens{{1, 4}, {5, 6}, {9, 10}};
+  EXPECT_TRUE(std::ranges::equal(layout.keys_only(), tokens));
+  EXPECT_EQ(layout.query_rows(), 9 - 5);
+  EXPECT_EQ(layout.visible(0), (RowRange{0, 1}));
+  EXPECT_EQ(layout.visible(2), RowRange{});
+  EXPECT_EQ(layout.visible(7), (RowRange{5, 8}));
+  EXPECT_TRUE(layout.is_real(2));
+  EXPECT_EQ(layout.describe(), "zigzag over 2 ranks, 2 documents, 12 rows (9 real, 5 of them keys only)");
+  EXPECT_EQ(layout.keys_only({}), SequenceLayout::zigzag(Offsets{0, 4, 9}, 2, Offsets{0, 5, 10, 12}));
+  const std::vector<RowRange> beyond{{0, 2}, {11, 13}}, back{{4, 6}, {5, 8}};
+  EXPECT_REJECTED(layout.keys_only(beyond), "keys only [1] = [11, 13): ranges must ascend, within the 12 rows");
+  EXPECT_REJECTED(layout.keys_only(back), "keys only [1] = [5, 8)");
+}
+
 TEST(Layout, Describes) {
   EXPECT_EQ(SequenceLayout::zigzag(Offsets{0, 500, 500, 1000}, 4, Offsets{0, 512, 512, 1024}).describe(),
             "zigzag over 4 ranks, 3 documents, 1024 rows (1000 real)");
@@ -239,6 +256,11 @@ TEST(LayoutOracle, EveryAccessorAgreesPositionByPosition) {
     ASSERT_EQ(layout.total_rows(), std::ssize(expected));
     ASSERT_EQ(layout.real_rows(), batch.cu.back());
     ASSERT_TRUE(std::ranges::equal(layout.cu_seqlens(), batch.cu));
+    const auto key_only = std::ranges::count(expected, true, &testing::Position::key_only);
+    ASSERT_EQ(layout.query_rows(), layout.real_rows() - key_only);
+    ASSERT_EQ(layout.describe().find("keys only") == std::string::npos, key_only == 0) << layout.describe();
+    ASSERT_EQ(layout == batch.placed(), key_only == 0);
+    ASSERT_EQ(layout.hash() == batch.placed().hash(), key_only == 0);
     std::vector<std::vector<RowRange>> segments(static_cast<std::size_t>(batch.ranks));
     for (std::int64_t p = 0; p < std::ssize(expected); ++p) {
       const testing::Position& e = expected[static_cast<std::size_t>(p)];
