@@ -10,6 +10,39 @@
 /// d_index_k, columns those of d_index_q; heads are their narrow side or inner dimension.
 namespace tandem::detail::sm90 {
 
+/// Sums over the eight row pairs of a warp, of Count numbers of each lane: halves go to either lane of a pair as long
+/// as there are halves, so that few of them have to be kept. A lane's sums are those of numbers first(lane) and on.
+template <int Count>
+struct HeadSums {
+  static constexpr int kept = Count > 8 ? Count / 8 : 1;
+
+  template <int Distance = 16, int Half = Count / 2>
+  static __device__ __forceinline__ int first(int lane) {
+    const int at = (lane & Distance) != 0 ? Half : 0;
+    if constexpr (Distance == 4) return at;
+    return at + first<Distance / 2, Half / 2>(lane);
+  }
+  static __device__ __forceinline__ void add(float (&numbers)[Count], int lane, float (&sums)[kept]) {
+    fold<16, Count / 2>(numbers, lane);
+#pragma unroll
+    for (int i = 0; i < kept; ++i) sums[i] += numbers[i];
+  }
+
+ private:
+  template <int Distance, int Half>
+  static __device__ __forceinline__ void fold(float (&numbers)[Count], int lane) {
+    const bool upper = (lane & Distance) != 0;
+#pragma unroll
+    for (int i = 0; i < Half; ++i) {
+      const float sent = upper ? numbers[i] : numbers[i + Half];
+      const float own = upper ? numbers[i + Half] : numbers[i];
+      numbers[i] = own + __shfl_xor_sync(whole_warp, sent, Distance);
+    }
+    if constexpr (Half == 0) numbers[0] += __shfl_xor_sync(whole_warp, numbers[0], Distance);
+    if constexpr (Distance > 4) fold<Distance / 2, Half / 2>(numbers, lane);
+  }
+};
+
 template <int Heads, bool E4m3, bool Gradients>
 struct LossMatrixRole {
   using Shared = IndexerLossShared<Heads, E4m3>;
@@ -31,7 +64,7 @@ struct LossMatrixRole {
   std::uint32_t buffer;  ///< of its queries
   float z[dots];
   float dq[2][dots];  ///< columns 64 i + .. of the heads
-  float dw[2 * eights];
+  float dw[HeadSums<2 * eights>::kept];
 
   /// Keys that this thread's rows of a tile are, -1 for none.
   struct Keys {
@@ -130,6 +163,9 @@ struct LossMatrixRole {
 
   /// Adds the tile to dw, and tells which dots are open.
   __device__ __forceinline__ void open(const float (&gradient)[2], Masks& masks) {
+    float tile_dw[2 * eights];
+#pragma unroll
+    for (float& sum : tile_dw) sum = 0.0F;
 #pragma unroll
     for (int g = 0; g < 2 * steps; ++g) {
 #pragma unroll
@@ -140,13 +176,14 @@ struct LossMatrixRole {
           for (int e = 0; e < 2; ++e) {
             const float dot = z[4 * g + 2 * half + e];
             const bool is_open = dot > 0.0F || !p.relu;
-            dw[2 * g + e] = fmaf(is_open ? dot : 0.0F, gradient[half], dw[2 * g + e]);
+            tile_dw[2 * g + e] = fmaf(is_open ? dot : 0.0F, gradient[half], tile_dw[2 * g + e]);
             mask |= is_open ? 0xFFFFU << (16 * e) : 0U;
           }
         }
         masks[g / 2][g % 2 * 2 + half] = mask;
       }
     }
+    HeadSums<2 * eights>::add(tile_dw, lane, dw);
   }
 
   /// The tile's m g to shared memory, one piece of it; `piece` has g twice, of either row.
@@ -166,40 +203,46 @@ struct LossMatrixRole {
     }
   }
 
-  /// Pieces of the weights as the fragments' pairs have them.
-  struct WeightPieces {
-    std::uint32_t upper[2 * steps], lower[2 * steps];
-
-    __device__ __forceinline__ explicit WeightPieces(const Weights& w) {
-#pragma unroll
-      for (int g = 0; g < 2 * steps; ++g) {
-        upper[g] = lower[g] = 0;
-        if (g >= eights) continue;
-        upper[g] = pack_bf16(w[2 * g], w[2 * g + 1]);
-        lower[g] = pack_bf16(rest(w[2 * g], upper[g] << 16), rest(w[2 * g + 1], upper[g] & 0xFFFF0000U));
-      }
-    }
-  };
   /// What a bf16, given as the upper half of a word, leaves of a number.
   static __device__ __forceinline__ float rest(float number, std::uint32_t upper) {
     return number - __uint_as_float(upper);
   }
+  __device__ __forceinline__ void split_weights() const {
+    if (thread >= Shared::padded_heads / 2) return;
+    float two[2] = {0.0F, 0.0F};
+    if (2 * thread < Heads) {
+      two[0] = p.w[row * Heads + 2 * thread];
+      two[1] = p.w[row * Heads + 2 * thread + 1];
+    }
+    const std::uint32_t upper = pack_bf16(two[0], two[1]);
+    s.weights[thread] = make_uint2(upper, pack_bf16(rest(two[0], upper << 16), rest(two[1], upper & 0xFFFF0000U)));
+  }
+
+  /// m w of the tile as left operands: the weights' upper and lower pieces.
+  struct OpenWeights {
+    std::uint32_t upper[steps][4], lower[steps][4];
+
+    __device__ __forceinline__ OpenWeights(const Masks& masks, const uint2* weights, int quad) {
+#pragma unroll
+      for (int g = 0; g < 2 * steps; ++g) {
+        const uint2 two = weights[4 * g + quad];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int i = g % 2 * 2 + half;
+          upper[g / 2][i] = masks[g / 2][i] & two.x;
+          lower[g / 2][i] = masks[g / 2][i] & two.y;
+        }
+      }
+    }
+  };
 
   /// Columns 64 slice .. + 63 of sum_h (m w) q of the tile.
-  __device__ __forceinline__ void multiply_queries(float (&acc)[32], const Masks& masks, const WeightPieces& w,
-                                                   int slice) {
+  __device__ __forceinline__ void multiply_queries(float (&acc)[32], const OpenWeights& w, int slice) {
     const std::uint32_t q = transposed_operand(s.q[buffer][slice], Shared::q_slice_bytes);
 #pragma unroll
-    for (int step = 0; step < steps; ++step) {
-      std::uint32_t a[2][4];
+    for (int step = 0; step < steps; ++step) wgmma_rt(acc, w.upper[step], q + step * transposed_step, step > 0);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        a[0][i] = masks[step][i] & w.upper[2 * step + i / 2];
-        a[1][i] = masks[step][i] & w.lower[2 * step + i / 2];
-      }
-      wgmma_rt(acc, a[0], q + step * transposed_step, step > 0);
-      wgmma_rt(acc, a[1], q + step * transposed_step, true);
-    }
+    for (int step = 0; step < steps; ++step) wgmma_rt(acc, w.lower[step], q + step * transposed_step, true);
     wgmma_commit();
   }
 
@@ -228,7 +271,7 @@ struct LossMatrixRole {
     scatter_columns<false>(acc, to_rows, 64 * slice, lane);
   }
 
-  __device__ __forceinline__ void differentiate_tile(const WeightPieces& w, int tile, const Keys& keys) {
+  __device__ __forceinline__ void differentiate_tile(int tile, const Keys& keys) {
     const float scale[2] = {scale_of(keys.at[0]), scale_of(keys.at[1])};
     const float* const of_scores = s.scores(p.stages);
     const float gradient[2] = {of_scores[entry_of(tile, 0)], of_scores[entry_of(tile, 1)]};
@@ -253,15 +296,16 @@ struct LossMatrixRole {
     }
     fence_async_shared();
     sync();
+    const OpenWeights open_weights(masks, s.weights, lane & 3);
     float acc[32];
     wgmma_fence();
-    multiply_queries(acc, masks, w, 0);
+    multiply_queries(acc, open_weights, 0);
     multiply_keys(tile == 0);
     wgmma_wait<1>();
     pin(acc);
     scatter(acc, gradient, to_rows, 0);
     wgmma_fence();
-    multiply_queries(acc, masks, w, 1);
+    multiply_queries(acc, open_weights, 1);
     wgmma_wait<0>();
     pin(acc);
     pin(dq[0]);
@@ -273,16 +317,13 @@ struct LossMatrixRole {
 
   /// The second pass: scores have become their gradients.
   __device__ __forceinline__ void differentiate() {
-    Weights w;
-    load_weights(w);
-    const WeightPieces pieces(w);
 #pragma unroll
     for (float& sum : dw) sum = 0.0F;
     Keys keys = keys_of(0);
     for (int tile = 0; tile < tiles; ++tile) {
       const Keys these = keys;
       keys = keys_of(tile + 1);
-      differentiate_tile(pieces, tile, these);
+      differentiate_tile(tile, these);
     }
     write_d_index_q();
     write_d_index_w();
@@ -309,11 +350,11 @@ struct LossMatrixRole {
   __device__ __forceinline__ void write_d_index_w() {
     sync();  // all warps have multiplied by the last gradients
     auto* const by_warp = reinterpret_cast<float*>(s.gradients[0]);
+    const int first = HeadSums<2 * eights>::first(lane);
 #pragma unroll
-    for (int i = 0; i < 2 * eights; ++i) {
-#pragma unroll
-      for (int distance = 4; distance < 32; distance *= 2) dw[i] += __shfl_xor_sync(whole_warp, dw[i], distance);
-      if (lane < 4) by_warp[warp * Heads + i / 2 * 8 + 2 * lane + i % 2] = dw[i];
+    for (int i = 0; i < HeadSums<2 * eights>::kept; ++i) {
+      const int at = first + i;
+      by_warp[warp * Heads + at / 2 * 8 + 2 * (lane & 3) + at % 2] = dw[i];
     }
     sync();
     if (p.d_index_w != nullptr && thread < Heads) {
@@ -347,6 +388,7 @@ struct LossMatrixRole {
       s.q_full[buffer].wait(number >> 1 & 1U);
       ++number;
       fence_async_shared();
+      if constexpr (Gradients) split_weights();  // the softmax waits for all threads
       score();
       if constexpr (!Gradients) release(s.q_empty[buffer]);
       RowSoftmax<Heads, E4m3, Gradients>(p, s, i, length, thread).run();
@@ -360,10 +402,10 @@ __global__ void __launch_bounds__(loss_threads, 2) indexer_loss_kernel(const __g
   extern __shared__ __align__(1024) std::uint8_t storage[];
   auto& s = set_up<IndexerLossShared<Heads, E4m3>>(storage);
   if (threadIdx.x < 128) {
-    raise_registers<loss_matrix_registers>();
+    raise_registers<loss_matrix_registers<E4m3>>();
     LossMatrixRole<Heads, E4m3, Gradients>(p, s).run();
   } else {
-    lower_registers<loss_fetch_registers>();
+    lower_registers<loss_fetch_registers<E4m3>>();
     LossFetchRole<Heads, E4m3, Gradients ? 2 : 1>::run(p, s);
   }
 }

@@ -21,9 +21,12 @@
 namespace tandem::detail::sm90 {
 
 constexpr int loss_threads = 256;
-/// Of the 128 that each thread has at launch: a raise waits for ever if the sum is greater.
-constexpr int loss_matrix_registers = 208, loss_fetch_registers = 48;
-static_assert(loss_matrix_registers + loss_fetch_registers <= 2 * 128);
+/// Of the 128 that each thread has at launch: a raise waits for ever if the sum is greater. Codes take registers to
+/// widen.
+template <bool E4m3>
+constexpr int loss_fetch_registers = E4m3 ? 64 : 48;
+template <bool E4m3>
+constexpr int loss_matrix_registers = 2 * 128 - loss_fetch_registers<E4m3>;
 constexpr int index_slices = 2;  ///< of 64 columns
 constexpr int index_tile_bytes = index_slices * slice_bytes;
 constexpr int most_loss_stages = 4;
@@ -70,7 +73,9 @@ struct alignas(1024) IndexerLossShared {
   std::uint8_t gradients[pieces][Heads * 128];
   Mbarrier q_full[2], q_empty[2];
   Mbarrier full[most_loss_stages], empty[most_loss_stages];
-  double sums[5][4];  ///< by warp, of what RowSoftmax adds up
+  /// The row's weights, of two heads a word: their upper pieces, and their lower ones.
+  uint2 weights[padded_heads / 2];
+  double sums[4][4];  ///< by warp, of what RowSoftmax adds up
   float maxima[4];
 
   __device__ __forceinline__ void init() {
