@@ -76,8 +76,9 @@ inline void check_indexer_loss(std::uint64_t& seed, const std::vector<int>& all_
         check_case(loss_case(number, heads, e4m3), ++seed, number != 1);
       }
       if (!quick) {
-        check_case({.name = "long", .heads = heads, .topk = 8192, .e4m3 = e4m3, .queries = 2, .keys = 9000, .full = true},
-                   ++seed);
+        check_case(
+            {.name = "long", .heads = heads, .topk = 8192, .e4m3 = e4m3, .queries = 2, .keys = 9000, .full = true},
+            ++seed);
       }
       std::printf("Hi %d %s: %d failures\n", heads, e4m3 ? "e4m3" : "bf16", backward_failures - before);
     }

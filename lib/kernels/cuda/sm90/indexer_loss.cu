@@ -30,8 +30,11 @@ Variant variant_of(int heads, bool e4m3, bool gradients) {
 
 /// Allows the shared memory, which also loads the kernel.
 cudaError_t prepare(const Variant& variant) {
-  return cudaFuncSetAttribute(reinterpret_cast<const void*>(variant.kernel),
-                              cudaFuncAttributeMaxDynamicSharedMemorySize, loss_block_bytes);
+  const auto* const kernel = reinterpret_cast<const void*>(variant.kernel);
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, loss_block_bytes);
+  if (error != cudaSuccess) return error;
+  // For two blocks at a time.
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
 }
 
 bool supported(const IndexerLossArgs& args) {
