@@ -126,22 +126,24 @@ TEST_P(LossOnGpu, MatchesTheReferenceSparseAndDense) {
 }
 
 TEST_P(LossOnGpu, RowsWithoutKeysHaveNoLossAndNoGradient) {
-  auto rng = test_rng(80);
-  Case c =
-      testing::make_case(rng, {.rows = 4, .keys = 40, .heads = 1, .index_heads = 3, .dim = 16, .topk = 6}, DType::f32);
-  const reference::Lists lists = {{}, {3, 4, 9}, {}, {0, 1, 2, 3, 4, 5}};
-  std::fill_n(c.p.index_q.begin(), 3 * index_dim, NAN);
-  std::fill_n(c.p.index_w.begin(), 3, NAN);
-  c.refresh();
-  const auto sums = random_sums(rng, lists);
-  const TopkLists tensors = lists_tensor(lists, 6);
-  const LossResults r = run(c, {tensors.indices, tensors.length}, sums, 6, true);
-  for (const std::int64_t t : {0, 2}) {
-    EXPECT_EQ(r.loss.data_as<double>()[t], 0);
-    for (const double x : values_of(r.d_index_q.rows(t, 1))) ASSERT_EQ(x, 0);
-    for (const double x : values_of(r.d_index_w.rows(t, 1))) ASSERT_EQ(x, 0);
+  for (const auto& [dtype, heads, topk] : {std::tuple{DType::f32, 3, 6}, {DType::bf16, 8, 64}}) {
+    auto rng = test_rng(80);
+    Case c = testing::make_case(rng, {.rows = 4, .keys = 40, .heads = 1, .index_heads = heads, .dim = 16, .topk = topk},
+                                dtype);
+    const reference::Lists lists = {{}, {3, 4, 9}, {}, {0, 1, 2, 3, 4, 5}};
+    std::fill_n(c.p.index_q.begin(), heads * index_dim, NAN);
+    std::fill_n(c.p.index_w.begin(), heads, NAN);
+    c.refresh();
+    const auto sums = random_sums(rng, lists);
+    const TopkLists tensors = lists_tensor(lists, topk);
+    const LossResults r = run(c, {tensors.indices, tensors.length}, sums, topk, true);
+    for (const std::int64_t t : {0, 2}) {
+      EXPECT_EQ(r.loss.data_as<double>()[t], 0);
+      for (const double x : values_of(r.d_index_q.rows(t, 1))) ASSERT_EQ(x, 0);
+      for (const double x : values_of(r.d_index_w.rows(t, 1))) ASSERT_EQ(x, 0);
+    }
+    for (const double x : values_of(r.d_index_k)) ASSERT_TRUE(std::isfinite(x));
   }
-  for (const double x : values_of(r.d_index_k)) ASSERT_TRUE(std::isfinite(x));
 }
 
 TEST_P(LossOnGpu, ManyKeys) {
