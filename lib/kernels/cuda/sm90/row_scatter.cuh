@@ -24,9 +24,11 @@ __device__ __forceinline__ void scatter_columns(const float (&acc)[Count], float
       const float x = __shfl_xor_sync(whole_warp, odd ? acc[even_at] : acc[odd_at], 1);
       const float y = __shfl_xor_sync(whole_warp, odd ? acc[even_at + 1] : acc[odd_at + 1], 1);
       const float own[2] = {odd ? acc[odd_at] : acc[even_at], odd ? acc[odd_at + 1] : acc[even_at + 1]};
+      // A store has a branch: without one the compiler spills.
+      if (Store && !there) continue;
       const float4 four = odd ? make_float4(x, y, own[0], own[1]) : make_float4(own[0], own[1], x, y);
       if constexpr (Store) {
-        if (there) *reinterpret_cast<float4*>(to + 16 * group) = four;
+        *reinterpret_cast<float4*>(to + 16 * group) = four;
       } else {
         add_four_if(there, to + 16 * group, four.x, four.y, four.z, four.w);
       }
