@@ -25,7 +25,7 @@ struct LossCase {
   bool wide = false;    ///< rows of head sums are longer than K
   bool near = false;    ///< targets are almost what is predicted
   bool nan = false;     ///< some keys are NaN
-  bool hot = false;     ///< everybody's first entry is row 0
+  bool hot = false;     ///< everybody's first entry is row 0, and a head of each row has dots of 0
   float spread = 1.0F;  ///< of weights: 1 makes scores about normal
   double loss_scale = 0.25, upstream = 0.7;
   unsigned outputs = 15;  ///< bits 1, 2, 4 and 8: loss, d_index_q, d_index_w, d_index_k
@@ -82,7 +82,7 @@ struct LossData {
 /// rounded to their type. Its errors are the yardstick. `doubt` is how much a gradient may change because a dot is so
 /// close to 0 that rounding decides whether it is open.
 struct LossTruth {
-  std::vector<double> loss, loss_error;  ///< [rows]; error: what fp32 scores may be off
+  std::vector<double> loss, loss_error;  ///< [rows]; error: what fp32 scores may make of it
   std::vector<double> dq, plain_dq, doubt_dq;
   std::vector<double> dw, plain_dw;
   std::vector<double> dk, plain_dk, doubt_dk;  ///< [n, 128], what was there included
@@ -135,6 +135,10 @@ inline LossData make_loss_data(const LossCase& c, std::uint64_t seed) {
   const auto pairs = static_cast<std::size_t>(c.queries * c.heads), keys = static_cast<std::size_t>(c.keys);
   d.q = random_numbers(pairs * 128, c.e4m3, seed);
   d.k = random_numbers(keys * 128, c.e4m3, seed + 1);
+  const std::size_t row_bytes = c.e4m3 ? 128 : 256, heads = static_cast<std::size_t>(c.heads);
+  for (std::size_t t = 0; c.hot && t < static_cast<std::size_t>(c.queries); ++t) {
+    std::fill_n(d.q.begin() + static_cast<std::ptrdiff_t>((t * heads + t % heads) * row_bytes), row_bytes, 0);
+  }
   // Scores of about 1.
   const float usual = c.spread / (8.0F * std::sqrt(static_cast<float>(c.heads)));
   for (std::size_t i = 0; i < pairs; ++i) d.w.push_back(normal(seed + 2, i) * usual);
@@ -172,6 +176,7 @@ inline LossData make_loss_data(const LossCase& c, std::uint64_t seed) {
       if (r % 10 == 0) sum = 0.0F;
       if (r % 10 == 1) sum *= 1e-12F;
       if (t % 7 == 3) sum *= 1e-14F;  // the sum of them all is below what it is divided by at least
+      if (t % 7 == 5) sum *= 1e-22F;  // and every target below what its logarithm is taken of at least
       if (c.near) sum = static_cast<float>(8.0 * std::exp(row.score[static_cast<std::size_t>(i)]));
       d.head_sums[place * static_cast<std::size_t>(c.sums_width()) + static_cast<std::size_t>(i)] = sum;
     }
@@ -203,7 +208,7 @@ inline LossKeyTerms differentiate_loss_row(const LossCase& c, const LossData& d,
     total += static_cast<double>(sums[i]);
     size = std::max(size, row.score_size[i]);
   }
-  double sum = 0, loss = 0;
+  double sum = 0, loss = 0, weight = 0;
   for (std::size_t i = 0; i < entries; ++i) sum += row.key[i] < 0 ? 0.0 : std::exp(row.score[i] - top);
   const double lse = top + std::log(sum);
   terms.exact.assign(entries * 128, 0.0);
@@ -213,6 +218,7 @@ inline LossKeyTerms differentiate_loss_row(const LossCase& c, const LossData& d,
   for (std::size_t i = 0; i < entries; ++i) {
     if (row.key[i] < 0) continue;
     const double target = static_cast<double>(sums[i]) / std::max(total, 1e-10);
+    weight += target;
     if (target != 0) loss += target * (std::log(std::max(target, 1e-10)) - row.score[i] + lse);
     const double g = (std::exp(row.score[i] - lse) - target) * c.loss_scale * c.upstream;
     const auto key = static_cast<std::size_t>(row.key[i]);
@@ -227,7 +233,7 @@ inline LossKeyTerms differentiate_loss_row(const LossCase& c, const LossData& d,
       const std::size_t at = static_cast<std::size_t>(t) * heads + h;
       const double z = row.z[i * heads + h], dz = g * static_cast<double>(d.w[at]);
       const bool open = !c.relu || z > 0;
-      const bool doubtful = c.relu && std::abs(z) <= 0x1p-20 * row.z_size[i * heads + h];
+      const bool doubtful = c.relu && std::abs(z) < 0x1p-20 * row.z_size[i * heads + h];
       if (open) truth.dw[place * heads + h] += g * scale * z;
       const float plain_dz = open ? wide(narrow(static_cast<float>(dz))) : 0.0F;
       const float plain_scaled = open ? wide(narrow(static_cast<float>(dz * scale))) : 0.0F;
@@ -248,7 +254,7 @@ inline LossKeyTerms differentiate_loss_row(const LossCase& c, const LossData& d,
     }
   }
   truth.loss[place] = loss * c.loss_scale;
-  truth.loss_error[place] = 0x1p-23 * size * std::abs(c.loss_scale);
+  truth.loss_error[place] = (1e-7 + 0x1p-23 * size) * weight * std::abs(c.loss_scale);
   for (std::size_t i = 0; i < heads * 128; ++i) {
     const auto value = static_cast<double>(plain_dq[i]);
     truth.plain_dq[place * heads * 128 + i] = c.e4m3 ? value : rounded(value);
