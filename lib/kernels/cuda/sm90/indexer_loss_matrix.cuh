@@ -329,6 +329,7 @@ struct LossMatrixRole {
     write_d_index_w();
   }
 
+  /// Past L2, which the rows of d_index_k fill.
   __device__ __forceinline__ void write_d_index_q() const {
     if (p.d_index_q == nullptr) return;
     Weights w;
@@ -340,9 +341,9 @@ struct LossMatrixRole {
       const std::int64_t to = (row * Heads + head) * 128 + column;
       const float value = w[2 * g + e] * dq[slice][at];
       if constexpr (E4m3) {
-        static_cast<float*>(p.d_index_q)[to] = value;
+        __stcs(static_cast<float*>(p.d_index_q) + to, value);
       } else {
-        static_cast<std::uint16_t*>(p.d_index_q)[to] = static_cast<std::uint16_t>(pack_bf16(value, 0.0F));
+        __stcs(static_cast<std::uint16_t*>(p.d_index_q) + to, static_cast<std::uint16_t>(pack_bf16(value, 0.0F)));
       }
     }
   }

@@ -255,13 +255,10 @@ __device__ __forceinline__ void store_if(bool condition, std::uint64_t* to, std:
                : "memory");
 }
 
-/// Adds four floats to global memory; 16 bytes aligned. Without a branch, like store_if.
-__device__ __forceinline__ void add_four_if(bool condition, float* to, float a, float b, float c, float d) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p red.relaxed.gpu.global.add.v4.f32 [%1], {%2, %3, %4, %5};\n}\n" ::
-          "r"(static_cast<unsigned>(condition)),
-      "l"(to), "f"(a), "f"(b), "f"(c), "f"(d)
-      : "memory");
+/// Adds four floats to global memory; 16 bytes aligned.
+__device__ __forceinline__ void add_four(float* to, float a, float b, float c, float d) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d)
+               : "memory");
 }
 
 /// Reads shared memory here and not where the compiler would: beside matrix products it answers slowly.
