@@ -15,12 +15,18 @@ void Batch::on_complete(void* batch, std::uint64_t index, tandem_status status, 
   auto& outcome = self.outcomes_.at(index);
   outcome.status = status;
   outcome.message = message ? message : "";
+  self.order_.push_back(index);
   if (outcome.times++ == 0 && ++self.completed_ == self.outcomes_.size()) self.changed_.notify_all();
 }
 
 bool Batch::wait(Deadline deadline) {
   std::unique_lock lock(mutex_);
   return changed_.wait_until(lock, deadline.time(), [&] { return completed_ == outcomes_.size(); });
+}
+
+std::vector<std::uint64_t> Batch::order() const {
+  const std::lock_guard lock(mutex_);
+  return order_;
 }
 
 std::size_t Batch::completed() const {

@@ -43,6 +43,8 @@ class Batch {
   /// How often each was completed; 1 is right.
   int times(std::size_t index) const;
   bool all_once_with(tandem_status status) const;
+  /// The transfers by their numbers, in the order in which they completed.
+  std::vector<std::uint64_t> order() const;
 
  private:
   struct Outcome {
@@ -54,6 +56,7 @@ class Batch {
   std::condition_variable changed_;
   std::vector<Outcome> outcomes_;
   std::size_t completed_ = 0;
+  std::vector<std::uint64_t> order_;
 };
 
 /// One rank's context and everything its transport told the host. Closes the context, unless close() already did.

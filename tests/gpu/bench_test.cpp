@@ -138,6 +138,14 @@ TEST_F(GpuBench, KernelsAndStepsAreRight) {
     EXPECT_EQ(rows_of("indexer", with({"--share", "8"})), 1U);
     EXPECT_EQ(rows_of("topk", with({"--queries", "256", "--pattern", "random,text,ascending,equal"})), 4U);
     EXPECT_EQ(rows_of("sparse-fwd", with({"--queries", "256", "--pattern", "random,text"})), 2U);
+    EXPECT_EQ(rows_of("sparse-bwd", with({"--queries", "256", "--pattern", "random,text"})), 2U);
+    // Backward and whole steps of few heads, that cuda.generic be done in time.
+    const auto few = [&](std::vector<std::string> more) {
+      more.insert(more.end(), {"--heads", "16", "--topk", "512", "--ranks", "2"});
+      return with(more);
+    };
+    EXPECT_EQ(rows_of("dsa-bwd", few({})), 2U);
+    EXPECT_EQ(rows_of("dsa-step", few({"--loss", "sparse", "--index-dtype", "e4m3"})), 2U);
   }
 }
 

@@ -58,11 +58,12 @@ On GPUs memory is new and caches are cold in every iteration, and --versus and -
 rank failed, 2 if the command line cannot be.
 
 Kernels run on one rank, inputs in bf16. TFLOP/s count useful operations, 2 Hi 128 for a scored pair, 2 H (d + 512) for a
-selected one; rows that take all they see are not scored. GB/s count what must move once. On GPUs "floor" is the larger of
+selected one, 2 H (3 d + 1024) in a backward; rows that take all they see are not scored. GB/s count what must move once;
+"adds" are the fp32 rows of dkv that a backward adds if it merges none, one for each pair. On GPUs "floor" is the larger of
 operations at 790 TFLOP/s bf16 (measured: a GEMM on one H200) or 1500 e4m3 (assumed) and bytes at 4.3 TB/s (assumed); "of it"
-is the floor over the time. Some rows are computed again in double; scratch is what the kernel set holds. A step (dsa-fwd)
-takes turns with its kernels alone, on rows that have landed, and its gather alone: "exposed" is what it takes beyond its
-kernels, "hidden" the part of the gather's time that is not exposed.
+is the floor over the time. Some rows are computed again in double; scratch is what the kernel set holds. A step (dsa-fwd,
+dsa-bwd, dsa-step) takes turns with its kernels alone, on rows that have landed, and its gather and its reduction alone:
+"exposed" is what it takes beyond its kernels, "hidden" the part of the communication's time that is not exposed.
 
 Examples:
   tandem bench gather -b 64K -e 1M
@@ -72,7 +73,10 @@ Examples:
   tandem bench indexer --pattern random,ascending -n 5
   tandem bench topk --seq-len 1024,4096 --share 2,4 -n 5 --csv
   tandem bench sparse-fwd --pattern random,text -n 5 --json
-  tandem bench dsa-fwd --ranks 2 --seq-len 512 -n 5)";
+  tandem bench sparse-bwd --pattern text -n 3
+  tandem bench dsa-fwd --ranks 2 --seq-len 512 -n 5
+  tandem bench dsa-bwd --ranks 2 --seq-len 256 -n 3 --loss sparse --csv
+  tandem bench dsa-step --ranks 2 --seq-len 256 -n 3 --slow-link 8)";
 
 constexpr const char* info_footer = R"(
 Examples:
@@ -208,8 +212,8 @@ class Cli {
     BenchArguments& a = bench_;
     bench
         ->add_option("OPERATION", a.operation,
-                     "gather, reduce or exchange: communication of many sizes; indexer, topk or sparse-fwd: a kernel; "
-                     "dsa-fwd: a forward step")
+                     "gather, reduce or exchange: communication of many sizes; indexer, topk, sparse-fwd or "
+                     "sparse-bwd: a kernel; dsa-fwd, dsa-bwd or dsa-step: a forward, a backward, or both")
         ->required();
     value("--ranks", a.ranks, "N", "Number of ranks (2, or the launcher's)");
     value("--device", a.device, "host|cuda", "Where the memory is (host); ranks share GPUs if they are more");
@@ -246,7 +250,9 @@ class Cli {
           "Kernel set: cpu on the host; on GPUs cuda (the best there is), cuda.generic or cuda.sm90");
     value("--layout", a.layout, "contiguous|zigzag", "Of a step: how the sequence is split (zigzag)");
     value("--schedule", a.schedule, "NAME",
-          "Of a step: overlap (the operator), blocking (the whole gather, then its kernels) or both (both)");
+          "Of a step: overlap (the operator), blocking (the whole gather, its kernels, the whole reduction) or both "
+          "(both)");
+    value("--loss", a.loss, "none|sparse", "Of dsa-bwd and dsa-step: the indexer loss (none)");
     value("--timeout", a.timeout, "S", "Seconds that an operation may take (60)");
     value("-J,--output_file", a.output_file, "FILE", "Write the JSON object to FILE as well");
     bench->add_flag("--json", a.json, "Print one JSON object and nothing else");

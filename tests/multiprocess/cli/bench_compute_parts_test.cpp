@@ -4,14 +4,21 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
+#include <limits>
 #include <set>
 
+#include "tandem/bench/backward_check.hpp"
+#include "tandem/bench/backward_kernels.hpp"
 #include "tandem/bench/compute_report.hpp"
 #include "tandem/bench/kernel_inputs.hpp"
 #include "tandem/bench/kernel_work.hpp"
+#include "tandem/bench/loss_check.hpp"
 #include "tandem/bench/query_rows.hpp"
 #include "tandem/bench/row_check.hpp"
+#include "tandem/bench/step_inputs.hpp"
+#include "tandem/bench/step_sample.hpp"
 #include "unit/dsa/forwarding_kernels.hpp"
 
 namespace tandem::cli {
@@ -38,6 +45,17 @@ TEST(ComputeOptions, Defaults) {
   EXPECT_EQ(step.shape.index_heads, 32);
   EXPECT_EQ(step.schedules, (std::vector<Schedule>{Schedule::overlap, Schedule::blocking}));
   EXPECT_FALSE(compute_operation("gather"));
+  EXPECT_FALSE(step.has_backward());
+  EXPECT_FALSE(step.config().keep_landed);
+  const ComputeJob back = job_of("dsa-bwd", [](BenchArguments& a) { a.loss = "sparse"; });
+  EXPECT_FALSE(back.has_forward());
+  EXPECT_TRUE(back.has_backward());
+  EXPECT_EQ(back.config().loss, IndexerLossKind::sparse);
+  EXPECT_TRUE(back.config().keep_landed);
+  const ComputeJob whole = job_of("dsa-step");
+  EXPECT_TRUE(whole.has_forward() && whole.has_backward());
+  EXPECT_FALSE(whole.has_loss());
+  EXPECT_EQ(job_of("sparse-bwd").patterns, std::vector<Pattern>{Pattern::random});
 }
 
 TEST(Floors, TheLargerOfOperationsAndBytes) {
@@ -69,6 +87,9 @@ TEST(QueryRows, FloorsOfTheNotesFollowFromThem) {
   EXPECT_EQ(rows.keys, 65536);
   EXPECT_NEAR(floor_us(indexer_cost(job, rows), Rates{}), 22.3e3, 100);
   EXPECT_NEAR(floor_us(attention_cost(job, rows, rows.keys), Rates{}), 23.3e3, 400);
+  // And 58.9 ms of backward, whose rows of dkv are 152 GB; rank 0 has a little less of both than the mean.
+  EXPECT_NEAR(floor_us(attention_backward_cost(job, rows, rows.keys), Rates{}), 58.9e3, 1e3);
+  EXPECT_NEAR(added_dkv_bytes(job, rows), 152e9, 3e9);
 }
 
 TEST(KernelInputs, ListsAreDistinctVisibleAndAsNearAsTheirPattern) {
@@ -121,6 +142,17 @@ class Faulty final : public testing::ForwardingKernels {
     ForwardingKernels::sparse_mla_forward(in, out, stream);
     stream.run([out] { out.lse.data_as<float>()[0] += 0.01F; });
   }
+  // The first row of dq is zeroed, and the last key's dkv.
+  void sparse_mla_backward(RowRange rows, const AttentionInputs& in, const AttentionGradients& grads,
+                           const Stream& stream) override {
+    ForwardingKernels::sparse_mla_backward(rows, in, grads, stream);
+    stream.run([grads] {
+      std::memset(grads.dq.data(), 0, grads.dq.row_bytes());
+      const std::int64_t last = grads.dkv.size(0) - 1;
+      std::memset(grads.dkv.data_as<std::byte>() + static_cast<std::size_t>(last) * grads.dkv.row_bytes(), 0,
+                  grads.dkv.row_bytes());
+    });
+  }
 
  private:
   // Another key instead of the first: the one before or after it that is not in the list.
@@ -145,11 +177,13 @@ TEST(RowCheck, FindsWhatIsWrongAndNothingElse) {
   const std::unique_ptr<BenchData> data = make_data(device);
   const auto deadline = [] { return Deadline::after(std::chrono::seconds(30)); };
   const auto right = cpu_kernels({.threads = 1});
-  for (const std::string operation : {"indexer", "topk", "sparse-fwd"}) {
+  for (const std::string operation : {"indexer", "topk", "sparse-fwd", "sparse-bwd"}) {
     for (const Pattern pattern : {Pattern::random, Pattern::text, Pattern::ascending, Pattern::equal}) {
       const ComputeJob job = job_of(operation);
-      if (operation == "sparse-fwd" && pattern > Pattern::text) continue;
-      const QueryRows rows = make_query_rows(filler, {20, 0}, 300);
+      const bool backward = operation == "sparse-bwd";
+      if ((operation == "sparse-fwd" || backward) && pattern > Pattern::text) continue;
+      // Of so few keys each is in a list.
+      const QueryRows rows = make_query_rows(filler, {20, 0}, backward ? 100 : 300);
       const auto wrong_with = [&](const std::shared_ptr<KernelSet>& kernels, bool run) {
         const auto work = make_kernel_work(job, rows, pattern, kernels, filler);
         work->poison(stream, *data);
@@ -159,9 +193,11 @@ TEST(RowCheck, FindsWhatIsWrongAndNothingElse) {
       };
       SCOPED_TRACE(operation + " " + to_string(pattern));
       EXPECT_EQ(wrong_with(right, true), 0);
-      EXPECT_EQ(wrong_with(std::make_shared<Faulty>(right), true), 1);
+      // Of the backward: a row of its forward, one of dq, one of dkv.
+      EXPECT_EQ(wrong_with(std::make_shared<Faulty>(right), true), backward ? 3 : 1);
       // Nothing was written. The attention's lists are inputs.
-      EXPECT_EQ(wrong_with(right, false), std::ssize(rows_to_check(rows)));
+      EXPECT_EQ(wrong_with(right, false),
+                std::ssize(rows_to_check(rows)) + (backward ? std::ssize(keys_to_check(rows)) : 0));
     }
   }
 }
@@ -173,6 +209,56 @@ TEST(RowCheck, LooksAtTheFirstAndTheLastRow) {
   EXPECT_EQ(many.front(), 0);
   EXPECT_EQ(many.back(), 999);
   EXPECT_TRUE(std::is_sorted(many.begin(), many.end()));
+}
+
+TEST(StepSample, BitsOfRowsAndSumsWithinAnotherOrder) {
+  const StepSample wanted{{{std::byte{1}}, {std::byte{2}}}, {{1.0F, 2.0F}, {3.0F, 4.0F}}};
+  EXPECT_EQ(differing_rows(wanted, wanted, true), 0);
+  StepSample bit = wanted;
+  bit.exact[0][0] = std::byte{3};
+  EXPECT_EQ(differing_rows(bit, wanted, false), 1);
+  StepSample order = wanted;
+  order.sums[1][0] += 1e-6F;
+  EXPECT_EQ(differing_rows(order, wanted, true), 1);
+  EXPECT_EQ(differing_rows(order, wanted, false), 0);
+  order.sums[1][0] += 0.1F;
+  EXPECT_EQ(differing_rows(order, wanted, false), 1);
+  order.sums[1][0] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(differing_rows(order, wanted, false), 1);
+}
+
+TEST(LossCheck, FindsWhatIsWrongAndNothingElse) {
+  const Device device = Device::host();
+  const Stream stream = device.create_stream();
+  const RowFiller filler(device);
+  for (const std::string dtype : {"bf16", "e4m3"}) {
+    SCOPED_TRACE(dtype);
+    const ComputeJob job = job_of("dsa-step", [&](BenchArguments& a) {
+      a.loss = "sparse";
+      a.ranks = "1";
+      a.index_dtype = dtype;
+    });
+    const Plan plan(job.step(150).layout(1), 0, job.step(150).plan_options(1, {}));
+    const InputRows in = make_step_inputs(job.step(150), plan, device, true);
+    const LandedKeys landed{in.inputs.index_k, in.inputs.index_k_scale, in.inputs.kv};
+    const auto kernels = cpu_kernels({.threads = 1});
+    ForwardKernels ahead(job, plan, kernels, in.inputs, filler);
+    BackwardKernels back(job, plan, kernels, in.inputs, in.dout, ahead, device);
+    ahead.enqueue(landed, stream);
+    back.enqueue(landed, stream);
+    stream.synchronize(Deadline::after(std::chrono::seconds(30)));
+    const DsaGradients& g = back.gradients();
+    const auto wrong = [&] {
+      return check_loss(filler, job, ahead.rows(), in.inputs, landed, ahead.lists(), 150, ahead.loss(), g.d_index_q,
+                        g.d_index_w)
+          .wrong;
+    };
+    EXPECT_EQ(wrong(), 0);
+    g.d_index_w.data_as<float>()[job.shape.index_heads * 149] += 1.0F;
+    EXPECT_EQ(wrong(), 1);
+    ahead.loss().data_as<double>()[0] += 0.01;
+    EXPECT_EQ(wrong(), 2);
+  }
 }
 
 }  // namespace

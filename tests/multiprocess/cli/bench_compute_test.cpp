@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `tandem bench` of kernels and of a forward step.
+// `tandem bench` of kernels and of steps of the operator.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -61,13 +61,13 @@ TEST(BenchKernels, ARankOfSeveralHasItsCausalRows) {
     pairs += position + 1 > 64 ? position + 1 : 0;
     selected += std::min<std::int64_t>(position + 1, 64);
   }
-  for (const std::string operation : {"indexer", "topk", "sparse-fwd"}) {
+  for (const std::string operation : {"indexer", "topk", "sparse-fwd", "sparse-bwd"}) {
     const json out = result({operation, "--seq-len", "400", "--share", "2,8", "-n", "2", "-w", "0"});
     ASSERT_EQ(out["results"].size(), 2U);
     const json& row = out["results"][0];
     EXPECT_EQ(row["share"], 2);
     EXPECT_EQ(row["queries"], 200);
-    EXPECT_EQ(row["pairs"], operation == "sparse-fwd" ? selected : pairs);
+    EXPECT_EQ(row["pairs"], operation.starts_with("sparse") ? selected : pairs);
     EXPECT_EQ(out["results"][1]["queries"], 50);
   }
 }
@@ -86,8 +86,21 @@ TEST(BenchKernels, TheSelectionAloneAndTheAttentionAreRight) {
   EXPECT_EQ(attention["results"][0]["flops"].get<double>(), 16.0 * 64 * 2 * 2 * (576 + 512));
 }
 
+TEST(BenchKernels, TheBackwardIsRight) {
+  const json out = result(
+      {"sparse-bwd", "--seq-len", "2000", "--queries", "16", "--heads", "2", "--pattern", "random,text", "-n", "2"});
+  ASSERT_EQ(out["results"].size(), 2U);
+  for (const json& row : out["results"]) {
+    EXPECT_EQ(row["checked_rows"], 6 + 4);
+    EXPECT_EQ(row["pairs"], 16 * 64);
+    EXPECT_EQ(row["flops"].get<double>(), 16.0 * 64 * 2 * 2 * (3 * 576 + 2 * 512));
+    EXPECT_EQ(row["added_bytes"].get<double>(), 16.0 * 64 * 4 * 576);
+    EXPECT_GT(row["added_gbs"].get<double>(), 0);
+  }
+}
+
 TEST(BenchKernels, FewKeysAreTakenWhole) {
-  for (const std::string operation : {"indexer", "topk", "sparse-fwd"}) {
+  for (const std::string operation : {"indexer", "topk", "sparse-fwd", "sparse-bwd"}) {
     const json out = result({operation, "--seq-len", "1,50", "--queries", "3", "-n", "1", "-w", "0"});
     EXPECT_EQ(out["results"].size(), 2U);
   }
@@ -121,8 +134,42 @@ TEST(BenchStep, IsRightOverEveryTransportAndLayout) {
   }
 }
 
+TEST(BenchStep, BackwardAndWholeStepsAreRightOverEveryTransportAndLayout) {
+  for (const std::string operation : {"dsa-bwd", "dsa-step"}) {
+    for (const auto& [transport, layout] :
+         {std::pair<std::string, std::string>{"tcp", "zigzag"}, {"loopback", "zigzag"}, {"loopback", "contiguous"}}) {
+      for (const std::string ranks : {"1", "2", "3"}) {
+        SCOPED_TRACE(operation + " " + transport + " " + layout + " " + ranks);
+        const bool loss = ranks != "2";
+        const std::string dtype = ranks == "3" ? "e4m3" : "bf16";
+        const json out = result({operation, "--ranks", ranks, "--transport", transport, "--layout", layout, "--loss",
+                                 loss ? "sparse" : "none", "--seq-len", "301", "--chunk-tokens", "32", "--index-dtype",
+                                 dtype, "-n", "2", "-w", "1"});
+        ASSERT_EQ(out["results"].size(), 2U);
+        EXPECT_EQ(out["loss"], loss ? "sparse" : "none");
+        for (const json& row : out["results"]) {
+          const bool forward = operation == "dsa-step";
+          EXPECT_EQ(row["gather_us"].is_null(), !forward);
+          EXPECT_GT(row["reduce_us"].get<double>(), 0);
+          if (!forward) {
+            EXPECT_EQ(row["communication_us"], row["reduce_us"]);
+          }
+          EXPECT_GT(row["added_bytes"].get<double>(), 0);
+          EXPECT_EQ(row["hidden"].is_null(), ranks == "1");
+          if (ranks != "2" || layout != "zigzag") continue;
+          // Rank 0 needs the two middle slices, rank 1 the first, of 75 rows each: the most comes to rank 1, which
+          // gathers one and gets contributions to two.
+          EXPECT_EQ(row["received_bytes"].get<double>(), 150 * 4 * 576 + (forward ? 75 * (2 * 576 + 256) : 0));
+        }
+      }
+    }
+  }
+}
+
 TEST(BenchStep, RanksWithoutRowsTakePart) {
-  EXPECT_EQ(result({"dsa-fwd", "--ranks", "3", "--seq-len", "2", "-n", "1", "-w", "0"})["results"].size(), 2U);
+  for (const std::string operation : {"dsa-fwd", "dsa-bwd", "dsa-step"}) {
+    EXPECT_EQ(result({operation, "--ranks", "3", "--seq-len", "2", "-n", "1", "-w", "0"})["results"].size(), 2U);
+  }
 }
 
 TEST(BenchStep, OneScheduleASlowLinkAndALauncher) {
@@ -151,7 +198,8 @@ TEST(BenchCompute, TablesAndValuesSeparatedByCommas) {
   EXPECT_THAT(step.out, HasSubstr("over tcp"));
   for (const char* column : {"kernels", "gather", "exposed", "hidden", "landed", "scratch"})
     EXPECT_THAT(step.out, HasSubstr(column));
-  for (const auto& [operation, commas] : {std::pair<std::string, int>{"topk", 13}, {"dsa-fwd", 20}}) {
+  for (const auto& [operation, commas] :
+       {std::pair<std::string, int>{"topk", 13}, {"sparse-bwd", 14}, {"dsa-fwd", 20}, {"dsa-step", 20}}) {
     const Ended csv = run_tandem({"bench", operation, "-n", "2", "-w", "0", "-c", "0", "--csv"});
     ASSERT_EQ(csv.code, 0) << csv.err;
     std::istringstream lines(csv.out);
@@ -194,26 +242,38 @@ TEST(BenchCompute, WrongUseIsRefused) {
       {{"indexer", "--pattern", "random,spiral"}, "--pattern: 'spiral' is unknown"},
       {{"sparse-fwd", "--pattern", "equal"}, "--pattern: 'equal' is unknown; it is one of random, text"},
       {{"indexer", "--index-dtype", "fp4"}, "--index-dtype: 'fp4' is unknown; it is one of bf16, e4m3"},
-      {{"topk", "--index-dtype", "e4m3"}, "--index-dtype: only with bench indexer or dsa-fwd"},
-      {{"topk", "--heads", "3"}, "--heads: only with bench sparse-fwd or dsa-fwd"},
+      {{"topk", "--index-dtype", "e4m3"}, "--index-dtype: only with bench indexer, dsa-fwd, dsa-bwd or dsa-step"},
+      {{"topk", "--heads", "3"}, "--heads: only with bench sparse-fwd, sparse-bwd, dsa-fwd, dsa-bwd or dsa-step"},
       {{"indexer", "--ranks", "2"}, "--ranks: kernels are timed on one rank"},
-      {{"indexer", "--transport", "tcp"}, "--transport: only with bench gather, reduce, exchange or dsa-fwd"},
+      {{"indexer", "--transport", "tcp"},
+       "--transport: only with bench gather, reduce, exchange, dsa-fwd, dsa-bwd or dsa-step"},
       {{"indexer", "--slow-link", "2"}, "--slow-link: only with bench"},
-      {{"indexer", "--schedule", "both"}, "--schedule: only with bench dsa-fwd"},
+      {{"indexer", "--schedule", "both"}, "--schedule: only with bench dsa-fwd, dsa-bwd or dsa-step"},
       {{"indexer", "-b", "1M"}, "--minbytes: only with bench gather, reduce or exchange"},
       {{"dsa-fwd", "--versus", "nccl"}, "--versus: only with bench gather, reduce or exchange"},
       {{"dsa-fwd", "-G", "2"}, "--cudagraph: only with bench gather, reduce or exchange"},
-      {{"dsa-fwd", "--pattern", "text"}, "--pattern: only with bench indexer, topk or sparse-fwd"},
-      {{"dsa-fwd", "--share", "2"}, "--share: only with bench indexer, topk or sparse-fwd"},
+      {{"dsa-fwd", "--pattern", "text"}, "--pattern: only with bench indexer, topk, sparse-fwd or sparse-bwd"},
+      {{"dsa-fwd", "--loss", "sparse"}, "--loss: only with bench dsa-bwd or dsa-step"},
+      {{"sparse-bwd", "--loss", "sparse"}, "--loss: only with bench dsa-bwd or dsa-step"},
+      {{"dsa-step", "--loss", "dense"}, "--loss: 'dense' is unknown; it is one of none, sparse"},
+      {{"dsa-step", "--queries", "2"}, "--queries: only with bench indexer, topk, sparse-fwd or sparse-bwd"},
+      {{"sparse-bwd", "--schedule", "both"}, "--schedule: only with bench dsa-fwd, dsa-bwd or dsa-step"},
+      {{"sparse-bwd", "--index-dtype", "e4m3"}, "--index-dtype: only with bench indexer"},
+      {{"sparse-bwd", "--pattern", "equal"}, "--pattern: 'equal' is unknown; it is one of random, text"},
+      {{"sparse-bwd", "--ranks", "2"}, "--ranks: kernels are timed on one rank"},
+      {{"dsa-fwd", "--share", "2"}, "--share: only with bench indexer, topk, sparse-fwd or sparse-bwd"},
       {{"dsa-fwd", "--layout", "spiral"}, "--layout: 'spiral' is unknown"},
       {{"dsa-fwd", "--schedule", "lucky"}, "--schedule: 'lucky' is unknown; it is one of overlap, blocking, both"},
       {{"dsa-fwd", "--transport", "pigeon"}, "--transport: 'pigeon' is unknown"},
       {{"dsa-fwd", "--kernels", "cuda.generic"}, "--kernels: cuda.generic do not run on --device host; use cpu"},
       {{"dsa-fwd", "-J", "/no/such/folder/x"}, "--output_file: cannot write '/no/such/folder/x'"},
       {{"dsa-fwd", "--json", "--csv"}, "--csv: not together with --json"},
-      {{"gather", "--model", "tiny"}, "--model: only with bench indexer, topk, sparse-fwd or dsa-fwd"},
-      {{"gather", "--queries", "4"}, "--queries: only with bench indexer, topk or sparse-fwd"},
-      {{"gather", "--schedule", "both"}, "--schedule: only with bench dsa-fwd"}};
+      {{"gather", "--model", "tiny"},
+       "--model: only with bench indexer, topk, sparse-fwd, sparse-bwd, dsa-fwd, dsa-bwd or "
+       "dsa-step"},
+      {{"gather", "--queries", "4"}, "--queries: only with bench indexer, topk, sparse-fwd or sparse-bwd"},
+      {{"gather", "--loss", "none"}, "--loss: only with bench dsa-bwd or dsa-step"},
+      {{"gather", "--schedule", "both"}, "--schedule: only with bench dsa-fwd, dsa-bwd or dsa-step"}};
   for (const auto& [arguments, says] : cases) expect_refused("bench", arguments, says);
 }
 

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "run_command.hpp"
+#include "support/promptly.hpp"
 #include "support/random.hpp"
 
 /// Ranks that die, never come, or should not be there: the others say who, in time, and nothing stays behind.
@@ -18,8 +19,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using ::testing::HasSubstr;
-
-constexpr milliseconds slack{1500};  // the promised second, and what starting processes takes on a busy machine
 
 // A port that nobody listens on; free a moment ago.
 int free_port() {
@@ -66,7 +65,7 @@ TEST_P(Killed, RankIsNamedByTheOthersInTime) {
   const Ended e = job.wait();
   const auto took = std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - killed);
   EXPECT_EQ(e.code, 137) << e.err;
-  EXPECT_LT(took, milliseconds(3000) + slack) << e.err;
+  EXPECT_LT(took, milliseconds(3000) + promptly) << e.err;
   EXPECT_THAT(e.err, HasSubstr("rank " + std::to_string(victim) + " (process"));
   for (int survivor = 0; survivor < 3; ++survivor) {
     if (survivor == victim) continue;
@@ -96,7 +95,7 @@ TEST(Failure, MissingPeerIsNamedAtTheRendezvousDeadline) {
   Running rank0(quick_dsa(), rank_environment(0, 3, free_port()));
   const Ended e = rank0.wait();
   EXPECT_EQ(e.code, 1);
-  EXPECT_LT(e.took, milliseconds(2000) + slack);
+  EXPECT_LT(e.took, milliseconds(2000) + promptly);
   EXPECT_THAT(e.err, HasSubstr("tandem: rank 0: "));
   EXPECT_TRUE(names_rank(e.err, 1)) << e.err;
   EXPECT_THAT(e.err, HasSubstr("2")) << e.err;
@@ -108,7 +107,7 @@ TEST(Failure, UnreachableStoreIsNamed) {
                               "TANDEM_STORE=127.0.0.1:" + std::to_string(port) + "/00112233445566778899aabbccddeeff"});
   const Ended e = rank1.wait();
   EXPECT_EQ(e.code, 1);
-  EXPECT_LT(e.took, milliseconds(2000) + slack);
+  EXPECT_LT(e.took, milliseconds(2000) + promptly);
   EXPECT_THAT(e.err, HasSubstr("127.0.0.1:" + std::to_string(port)));
   EXPECT_THAT(e.err, HasSubstr("rank 1"));
 }
@@ -131,7 +130,7 @@ TEST(Failure, TwoRanksWithOneNumber) {
   const Ended zero = rank0.wait();
   for (const Ended* e : {&zero, &one, &two}) {
     EXPECT_EQ(e->code, 1) << e->err;
-    EXPECT_LT(e->took, milliseconds(2000) + slack) << e->err;
+    EXPECT_LT(e->took, milliseconds(2000) + promptly) << e->err;
     EXPECT_THAT(e->err, HasSubstr("rank"));
   }
   EXPECT_TRUE(names_rank(one.err + two.err, 1));

@@ -131,23 +131,16 @@ TEST(Loopback, DelaysReorderTransfersOfDifferentTags) {
   const auto order_with_seed = [](const std::string& seed) {
     Mesh mesh(transport(), 2, {{"delay_us", "30000"}, {"seed", seed}});
     std::vector<char> to(8);
-    std::vector<std::uint64_t> arrived;
-    std::vector<Batch*> receives;
-    std::vector<tandem_transfer> sends;
+    std::vector<tandem_transfer> receives, sends;
     for (std::uint64_t tag = 0; tag < 8; ++tag) {
       sends.push_back(send_to(1, tag, "x", 1));
-      receives.push_back(&mesh[1].post({receive_from(0, tag, &to[tag], 1)}));
+      receives.push_back(receive_from(0, tag, &to[tag], 1));
     }
+    Batch& batch = mesh[1].post(receives);
     mesh[0].post(sends);
-    const auto deadline = Deadline::after(seconds(5));
-    while (arrived.size() < receives.size() && !deadline.passed()) {
-      for (std::uint64_t tag = 0; tag < receives.size(); ++tag) {
-        const bool known = std::find(arrived.begin(), arrived.end(), tag) != arrived.end();
-        if (!known && receives[tag]->completed() == 1) arrived.push_back(tag);
-      }
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-    }
-    return arrived;
+    // What this thread sees of it would depend on when it looks.
+    EXPECT_TRUE(batch.wait());
+    return batch.order();
   };
   const auto first = order_with_seed("1");
   ASSERT_EQ(first.size(), 8U);

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <limits>
 
+#include "tandem/inputs.hpp"
 #include "tandem/kernel_sets.hpp"
 #include "tandem/usage.hpp"
 
@@ -12,7 +13,8 @@ namespace tandem::cli {
 namespace {
 
 constexpr std::int64_t most_rows = std::numeric_limits<std::int32_t>::max();  // landed rows are 32-bit
-constexpr const char* operation_names[] = {"indexer", "topk", "sparse-fwd", "dsa-fwd"};
+constexpr const char* operation_names[] = {"indexer", "topk",    "sparse-fwd", "sparse-bwd",
+                                           "dsa-fwd", "dsa-bwd", "dsa-step"};
 constexpr const char* pattern_names[] = {"random", "text", "ascending", "equal"};
 
 std::vector<std::string> split(const std::string& text) {
@@ -26,6 +28,11 @@ std::vector<std::string> split(const std::string& text) {
   }
 }
 
+/// Kernels that work on lists, not on scores.
+bool has_lists(ComputeOperation operation) {
+  return operation == ComputeOperation::sparse_fwd || operation == ComputeOperation::sparse_bwd;
+}
+
 void refuse_other_options(const BenchArguments& a, const ComputeJob& job) {
   expect_none({{"--minbytes", a.min_bytes.has_value()},
                {"--maxbytes", a.max_bytes.has_value()},
@@ -34,23 +41,26 @@ void refuse_other_options(const BenchArguments& a, const ComputeJob& job) {
                {"--versus", a.versus.has_value()},
                {"--beside", a.beside.has_value()}},
               "gather, reduce or exchange");
-  if (job.operation == ComputeOperation::dsa_fwd) {
-    return expect_none(
+  if (is_step(job.operation)) {
+    expect_none(
         {{"--queries", a.queries.has_value()}, {"--share", a.share.has_value()}, {"--pattern", a.pattern.has_value()}},
-        "indexer, topk or sparse-fwd");
+        kernel_operations);
+    if (!job.has_backward()) expect_none({{"--loss", a.loss.has_value()}}, "dsa-bwd or dsa-step");
+    return;
   }
   expect_none({{"--transport", a.transport.has_value()},
                {"--option", !a.transport_options.empty()},
                {"--slow-link", a.slow_link.has_value()},
                {"--chunk-tokens", a.chunk_tokens.has_value()}},
-              "gather, reduce, exchange or dsa-fwd");
-  expect_none({{"--layout", a.layout.has_value()}, {"--schedule", a.schedule.has_value()}}, "dsa-fwd");
+              "gather, reduce, exchange, dsa-fwd, dsa-bwd or dsa-step");
+  expect_none({{"--layout", a.layout.has_value()}, {"--schedule", a.schedule.has_value()}}, step_operations);
+  expect_none({{"--loss", a.loss.has_value()}}, "dsa-bwd or dsa-step");
   if (job.operation != ComputeOperation::indexer) {
     expect_none({{"--index-dtype", a.index_dtype.has_value()}, {"--index-heads", a.index_heads.has_value()}},
-                "indexer or dsa-fwd");
+                "indexer, dsa-fwd, dsa-bwd or dsa-step");
   }
-  if (job.operation != ComputeOperation::sparse_fwd)
-    expect_none({{"--heads", a.heads.has_value()}}, "sparse-fwd or dsa-fwd");
+  if (!has_lists(job.operation))
+    expect_none({{"--heads", a.heads.has_value()}}, "sparse-fwd, sparse-bwd, dsa-fwd, dsa-bwd or dsa-step");
 }
 
 // Kernels run on one rank, with no communication.
@@ -73,7 +83,7 @@ void choose_queries(const BenchArguments& a, bool cuda, ComputeJob& job) {
 }
 
 void choose_patterns(const BenchArguments& a, ComputeJob& job) {
-  const bool scores = job.operation != ComputeOperation::sparse_fwd;
+  const bool scores = !has_lists(job.operation);
   const std::vector<std::string> known(std::begin(pattern_names), std::begin(pattern_names) + (scores ? 4 : 2));
   for (const std::string& name : split(a.pattern.value_or("random")))
     job.patterns.push_back(static_cast<Pattern>(parse_choice("--pattern", name, known)));
@@ -86,6 +96,7 @@ void choose_step(const BenchArguments& a, ComputeJob& job) {
       a.schedule ? parse_choice("--schedule", *a.schedule, {"overlap", "blocking", "both"}) : 2;
   if (schedule != 1) job.schedules.push_back(Schedule::overlap);
   if (schedule != 0) job.schedules.push_back(Schedule::blocking);
+  if (a.loss && parse_choice("--loss", *a.loss, {"none", "sparse"}) == 1) job.loss = IndexerLossKind::sparse;
 }
 
 }  // namespace
@@ -114,12 +125,21 @@ DsaJob ComputeJob::step(std::int64_t seq_len) const {
   return dsa;
 }
 
+DsaConfig ComputeJob::config() const {
+  DsaConfig config = config_of(shape);
+  config.dtype = dtype;
+  config.index_dtype = index_dtype;
+  config.loss = loss;
+  config.keep_landed = has_backward();  // nothing but what this step needs
+  return config;
+}
+
 ComputeJob make_compute_job(ComputeOperation operation, const BenchArguments& a,
                             const std::optional<LaunchedRank>& launched) {
   ComputeJob job;
   job.operation = operation;
   refuse_other_options(a, job);
-  const bool kernels = operation != ComputeOperation::dsa_fwd;
+  const bool kernels = !is_step(operation);
   choose_common(kernels ? on_one_rank(a, launched) : a, launched, job.common);
   expect_device(job.common.device);
   const bool cuda = job.common.device == DeviceKind::cuda;

@@ -7,16 +7,24 @@
 #include <vector>
 
 #include "tandem/bench/options.hpp"
+#include "tandem/dsa.hpp"
 #include "tandem/job.hpp"
 
 namespace tandem::cli {
 
-enum class ComputeOperation { indexer, topk, sparse_fwd, dsa_fwd };
+enum class ComputeOperation { indexer, topk, sparse_fwd, sparse_bwd, dsa_fwd, dsa_bwd, dsa_step };
 std::string to_string(ComputeOperation operation);
 /// Whether `tandem bench NAME` times kernels or the operator; empty if not.
 std::optional<ComputeOperation> compute_operation(const std::string& name);
 
-/// Of the scores (indexer, topk) or of the lists (sparse-fwd).
+/// Whether it is one of the operator, not of a kernel.
+constexpr bool is_step(ComputeOperation operation) { return operation >= ComputeOperation::dsa_fwd; }
+/// For messages: what an option is for.
+constexpr const char* kernel_operations = "indexer, topk, sparse-fwd or sparse-bwd";
+constexpr const char* step_operations = "dsa-fwd, dsa-bwd or dsa-step";
+constexpr const char* compute_operations = "indexer, topk, sparse-fwd, sparse-bwd, dsa-fwd, dsa-bwd or dsa-step";
+
+/// Of the scores (indexer, topk) or of the lists (sparse-fwd, sparse-bwd).
 enum class Pattern {
   random,     ///< each key as likely as any other
   text,       ///< some four of five selected keys are among the last text_window before the query
@@ -35,7 +43,7 @@ struct QueryChoice {
 
 enum class Schedule {
   overlap,   ///< the operator, as it is
-  blocking,  ///< first the whole gather, then its kernels
+  blocking,  ///< first the whole gather, then its kernels, then the whole reduction
 };
 std::string to_string(Schedule schedule);
 
@@ -56,6 +64,13 @@ struct ComputeJob {
   // The operator.
   Partition partition = Partition::zigzag;
   std::vector<Schedule> schedules;
+  IndexerLossKind loss = IndexerLossKind::none;
+
+  bool has_forward() const { return operation != ComputeOperation::dsa_bwd; }   ///< of a step
+  bool has_backward() const { return operation != ComputeOperation::dsa_fwd; }  ///< of a step
+  bool has_loss() const { return loss != IndexerLossKind::none; }
+  /// Of the operator.
+  DsaConfig config() const;
 
   /// The same step for `tandem dsa`: layout, plan options and inputs.
   DsaJob step(std::int64_t seq_len) const;

@@ -38,6 +38,11 @@ std::string queries_of(const ComputeRow& row) {
   return row.share > 0 ? fmt::format("{} of 1/{}", row.queries, row.share) : std::to_string(row.queries);
 }
 
+const char* communication_title(ComputeOperation operation) {
+  if (operation == ComputeOperation::dsa_fwd) return "gather";
+  return operation == ComputeOperation::dsa_bwd ? "reduce" : "both comms";
+}
+
 json json_of(const ComputeRow& row) {
   json out = {{"keys", row.keys},
               {"queries", row.queries},
@@ -52,6 +57,8 @@ json json_of(const ComputeRow& row) {
               {"bytes", row.cost.bytes},
               {"tflops", or_null(if_any(row.teraflops()))},
               {"gbs", row.gigabytes()},
+              {"added_bytes", or_null(if_any(row.added_bytes))},
+              {"added_gbs", or_null(if_any(row.added_gigabytes()))},
               {"floor_us", or_null(row.floor_us)},
               {"of_floor", or_null(row.of_floor())},
               {"scratch_bytes", row.scratch},
@@ -65,6 +72,8 @@ json json_of(const ComputeRow& row) {
   out["schedule"] = to_string(s.schedule);
   out["compute_us"] = s.compute_us;
   out["communication_us"] = s.communication_us;
+  out["gather_us"] = or_null(s.gather_us);
+  out["reduce_us"] = or_null(s.reduce_us);
   out["exposed_us"] = s.exposed_us;
   out["hidden"] = or_null(s.hidden());
   out["landed_bytes"] = s.landed_bytes;
@@ -98,6 +107,7 @@ std::string ComputeReport::begin() const {
   if (job_.common.csv) {
     std::string columns =
         "operation,keys,queries,pattern,pairs,median_us,p95_us,cv,tflops,gbs,floor_us,of_floor,scratch,wrong";
+    if (adds()) columns += ",added_gbs";
     if (steps()) columns += ",schedule,compute_us,communication_us,exposed_us,hidden,landed,received";
     return columns + "\n";
   }
@@ -116,25 +126,26 @@ std::string ComputeReport::begin() const {
   if (steps()) {
     text +=
         fmt::format("#{:>9} {:>9} {:>9} {:>11} {:>6} {:>11} {:>11} {:>10} {:>8} {:>8} {:>10} {:>7} {:>9} {:>9} {:>6}\n",
-                    "tokens", "queries", "schedule", "time", "CV", "kernels", "gather", "exposed", "hidden", "TFLOP/s",
-                    "floor", "of it", "landed", "scratch", "#wrong");
+                    "tokens", "queries", "schedule", "time", "CV", "kernels", communication_title(job_.operation),
+                    "exposed", "hidden", "TFLOP/s", "floor", "of it", "landed", "scratch", "#wrong");
     return text +
            fmt::format("#{:>9} {:>9} {:>9} {:>11} {:>6} {:>11} {:>11} {:>10} {:>8} {:>8} {:>10} {:>7} {:>9} {:>9}\n",
                        "", "", "", "(us)", "(%)", "(us)", "(us)", "(us)", "(%)", "", "(us)", "(%)", "(MiB)", "(MiB)");
   }
   text += fmt::format("#{:>9} {:>13} {:>10} {:>10} {:>11} {:>11} {:>6} {:>8} {:>9} {:>10} {:>7} {:>9} {:>6}\n", "keys",
                       "queries", "pattern", "pairs", "time", "p95", "CV", "TFLOP/s", "GB/s", "floor", "of it",
-                      "scratch", "#wrong");
+                      "scratch", adds() ? "#wrong  adds GB/s" : "#wrong");
   return text + fmt::format("#{:>9} {:>13} {:>10} {:>10} {:>11} {:>11} {:>6} {:>8} {:>9} {:>10} {:>7} {:>9}\n", "", "",
                             "", "(1e6)", "(us)", "(us)", "(%)", "", "", "(us)", "(%)", "(MiB)");
 }
 
 std::string ComputeReport::kernel_line(const ComputeRow& row) const {
   return fmt::format(
-      " {:>9} {:>13} {:>10} {:>10.2f} {:>11.2f} {:>11.2f} {:>6.1f} {:>8} {:>9.1f} {:>10} {:>7} {:>9.1f} {:>6}\n",
+      " {:>9} {:>13} {:>10} {:>10.2f} {:>11.2f} {:>11.2f} {:>6.1f} {:>8} {:>9.1f} {:>10} {:>7} {:>9.1f} {:>6}{}\n",
       row.keys, queries_of(row), to_string(row.pattern), static_cast<double>(row.pairs) / 1e6, row.us.median,
       row.us.p95, 100 * row.us.cv, number(if_any(row.teraflops()), 2), row.gigabytes(), number(row.floor_us, 1),
-      number(percent(row.of_floor()), 1), static_cast<double>(row.scratch) / mib, wrong_of(row));
+      number(percent(row.of_floor()), 1), static_cast<double>(row.scratch) / mib, wrong_of(row),
+      adds() ? fmt::format(" {:>10.1f}", row.added_gigabytes()) : "");
 }
 
 std::string ComputeReport::step_line(const ComputeRow& row) const {
@@ -153,6 +164,7 @@ std::string ComputeReport::csv_line(const ComputeRow& row) const {
                   row.queries, row.step ? "N/A" : to_string(row.pattern), row.pairs, row.us.median, row.us.p95,
                   row.us.cv, number(if_any(row.teraflops()), 4, "N/A"), row.gigabytes(), number(row.floor_us, 3, "N/A"),
                   number(row.of_floor(), 4, "N/A"), row.scratch, wrong_of(row));
+  if (adds()) line += fmt::format(",{:.4f}", row.added_gigabytes());
   if (row.step) {
     const StepFigures& s = *row.step;
     line +=
@@ -202,6 +214,7 @@ nlohmann::ordered_json ComputeReport::as_json() const {
               {"iterations", job_.common.iterations},
               {"rates", rates_json(job_.common.device)}};
   if (steps()) {
+    out["loss"] = job_.has_loss() ? "sparse" : "none";
     out["layout"] = tandem::to_string(job_.partition);
     out["route"] = header_.route.empty() ? json(nullptr) : json(header_.route);
     out["transport_options"] = job_.common.transport_options;

@@ -17,12 +17,13 @@ namespace tandem::cli {
 /// What only a step of the operator has. Times are medians of the slowest rank's.
 struct StepFigures {
   Schedule schedule = Schedule::overlap;
-  double compute_us = 0;        ///< its kernels alone, on rows that have landed
-  double communication_us = 0;  ///< its gather alone
-  double exposed_us = 0;        ///< the step beyond its kernels alone: the median of the differences, turn by turn
+  double compute_us = 0;                       ///< its kernels alone, on rows that have landed
+  double communication_us = 0;                 ///< its gather alone and its reduction alone, together
+  std::optional<double> gather_us, reduce_us;  ///< empty if it has none
+  double exposed_us = 0;  ///< the step beyond its kernels alone: the median of the differences, turn by turn
   std::int64_t received_rows = 0;
   double landed_bytes = 0;    ///< of all rows that it needs
-  double received_bytes = 0;  ///< of those of other ranks
+  double received_bytes = 0;  ///< of those of other ranks, and of their contributions to gradients
   /// The part of the communication that compute hid; empty where there is none.
   std::optional<double> hidden() const;
 };
@@ -34,6 +35,7 @@ struct ComputeRow {
   Pattern pattern = Pattern::random;
   std::int64_t pairs = 0;
   Cost cost;
+  double added_bytes = 0;  ///< of rows added to gradients of keys, one for each pair; 0 without a backward
   std::optional<double> floor_us;
   Summary us;
   std::uint64_t scratch = 0;
@@ -43,6 +45,7 @@ struct ComputeRow {
   std::optional<StepFigures> step;
 
   double teraflops() const { return us.median > 0 ? cost.flops / us.median / 1e6 : 0; }
+  double added_gigabytes() const { return us.median > 0 ? added_bytes / us.median / 1e3 : 0; }
   double gigabytes() const { return us.median > 0 ? cost.bytes / us.median / 1e3 : 0; }
   std::optional<double> of_floor() const;
 };
@@ -64,7 +67,8 @@ class ComputeReport {
   std::uint64_t wrong() const noexcept { return wrong_; }
 
  private:
-  bool steps() const { return job_.operation == ComputeOperation::dsa_fwd; }
+  bool adds() const { return job_.operation == ComputeOperation::sparse_bwd; }
+  bool steps() const { return is_step(job_.operation); }
   std::string kernel_line(const ComputeRow& row) const;
   std::string step_line(const ComputeRow& row) const;
   std::string csv_line(const ComputeRow& row) const;

@@ -8,7 +8,7 @@
 #include <cstdlib>
 
 #include "tandem/bench/data.hpp"
-#include "tandem/bench/forward_step.hpp"
+#include "tandem/bench/dsa_step.hpp"
 #include "tandem/bench/kernel_work.hpp"
 #include "tandem/bench/timer.hpp"
 #include "tandem/bench/turns.hpp"
@@ -58,6 +58,7 @@ ComputeRow measure_kernel(const Session& s, KernelWork& work, const QueryRows& r
   row.pairs = work.pairs();
   row.cost = work.cost();
   if (const auto rates = rates_of(s.job.common.device)) row.floor_us = floor_us(row.cost, *rates);
+  row.added_bytes = work.added_bytes();
   row.us = summarize(times.us);
   row.late = times.late;
   row.scratch = s.kernels->scratch_bytes();
@@ -90,7 +91,7 @@ void run_kernels(const Session& s, const std::function<void(const ComputeRow&)>&
 
 void run_steps(const Session& s, const std::function<void(const ComputeRow&)>& each) {
   for (const std::int64_t seq_len : s.job.seq_lens) {
-    ForwardStep step(s.job, s.comm, s.kernels, s.filler, seq_len);
+    DsaStep step(s.job, s.comm, s.kernels, s.filler, seq_len);
     settle(s.comm, [&] {
       for (const ComputeRow& row : step.measure(*s.timer, s.ranks, *s.data)) each(row);
     });
@@ -110,7 +111,7 @@ void run_compute(const ComputeJob& job, Communicator& comm, BenchRanks& ranks, i
                         make_data(comm.device()),
                         make_timer(comm, ranks, job.common.timeout)};
   begin({session.kernels->name(), session.timer->describe()});
-  if (job.operation == ComputeOperation::dsa_fwd) {
+  if (is_step(job.operation)) {
     run_steps(session, each);
   } else {
     run_kernels(session, each);

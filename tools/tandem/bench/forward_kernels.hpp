@@ -18,7 +18,7 @@ struct LandedKeys {
 };
 
 /// What DsaAttention::forward enqueues between its waits, in the same order and with outputs of its own: the kernels of
-/// a step without its communication.
+/// a forward step without its communication.
 class ForwardKernels {
  public:
   /// `job` must outlive it.
@@ -27,14 +27,19 @@ class ForwardKernels {
 
   /// `landed` must live until this has run.
   void enqueue(const LandedKeys& landed, const Stream& stream);
+  /// The sparse indexer loss over the lists, block by block: values or gradients, whatever `loss` has tensors for.
+  void enqueue_loss(const LandedKeys& landed, IndexerLoss loss, const Stream& stream) const;
   void poison(const Stream& stream, BenchData& data) const;
 
   const QueryRows& rows() const noexcept { return rows_; }
   const TopkLists& lists() const noexcept { return lists_; }  ///< by landed row
   const Tensor& global_lists() const noexcept { return global_; }
   const AttentionOutputs& outputs() const noexcept { return out_; }
+  const Tensor& loss() const noexcept { return loss_; }  ///< f64 [s]; empty without a loss
 
  private:
+  IndexerInputs indexer_inputs(const LandedKeys& landed) const;
+
   const ComputeJob& job_;
   const Plan plan_;
   const std::shared_ptr<KernelSet> kernels_;
@@ -44,6 +49,7 @@ class ForwardKernels {
   const TopkState state_;
   Tensor global_;
   AttentionOutputs out_;
+  Tensor loss_;
   detail::PlanTables tables_;  ///< GPUs only
 };
 

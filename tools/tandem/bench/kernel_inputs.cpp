@@ -18,7 +18,7 @@ namespace {
 
 using RowMaker = std::function<void(std::int64_t row, float* values)>;
 
-enum class Part : std::uint64_t { index_q = 1, index_w, index_k, scores, q, kv, lists };
+enum class Part : std::uint64_t { index_q = 1, index_w, index_k, scores, q, kv, lists, dout };
 
 Noise noise_of(const ComputeJob& job, Part part, std::int64_t row) {
   return Noise(job.seed).at(static_cast<std::uint64_t>(part), static_cast<std::uint64_t>(row));
@@ -273,6 +273,11 @@ AttentionTensors make_attention_tensors(const RowFiller& filler, const ComputeJo
   t.length = filler.table(length, 1);
   for (const auto& word : touched) t.touched_keys += std::popcount(word.load());
   return t;
+}
+
+Tensor make_dout(const RowFiller& filler, const ComputeJob& job, const QueryRows& rows) {
+  return filler.make(job.dtype, {rows.rows, job.shape.heads, value_dim},
+                     noise_rows(job, Part::dout, job.shape.heads * value_dim, 1));
 }
 
 }  // namespace tandem::cli

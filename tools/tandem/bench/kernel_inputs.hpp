@@ -26,4 +26,7 @@ struct AttentionTensors {
 AttentionTensors make_attention_tensors(const RowFiller& filler, const ComputeJob& job, const QueryRows& rows,
                                         Pattern pattern);
 
+/// T [rows, H, 512]: the gradient that a backward starts from.
+Tensor make_dout(const RowFiller& filler, const ComputeJob& job, const QueryRows& rows);
+
 }  // namespace tandem::cli

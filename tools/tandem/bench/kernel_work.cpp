@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tandem/bench/kernel_work.hpp"
 
+#include <chrono>
 #include <cmath>
 
+#include "dsa/attention_impl.hpp"
+#include "tandem/bench/backward_check.hpp"
 #include "tandem/bench/kernel_inputs.hpp"
 
 namespace tandem::cli {
@@ -98,8 +101,7 @@ class Attention final : public KernelWork {
   }
 
   void enqueue(const Stream& stream) override {
-    const float scale = 1.0F / std::sqrt(static_cast<float>(job_.shape.dim));
-    kernels_->sparse_mla_forward({in_.q, in_.kv, in_.indices, in_.length, {}, scale}, out_, stream);
+    kernels_->sparse_mla_forward({in_.q, in_.kv, in_.indices, in_.length, {}, attention_scale(job_)}, out_, stream);
   }
   void poison(const Stream& stream, BenchData& data) override {
     poison_tensor(stream, data, out_.out);
@@ -118,6 +120,60 @@ class Attention final : public KernelWork {
   AttentionOutputs out_;
 };
 
+class AttentionBackward final : public KernelWork {
+ public:
+  AttentionBackward(const ComputeJob& job, const QueryRows& rows, Pattern pattern, std::shared_ptr<KernelSet> kernels,
+                    const RowFiller& filler)
+      : job_(job),
+        rows_(rows),
+        kernels_(std::move(kernels)),
+        filler_(filler),
+        in_(make_attention_tensors(filler, job, rows, pattern)) {
+    const Device& device = filler.device();
+    const std::int64_t heads = job.shape.heads, dim = job.shape.dim;
+    forward_.out = Tensor::allocate(device, job.dtype, {rows.rows, heads, value_dim});
+    forward_.lse = Tensor::allocate(device, DType::f32, {rows.rows, heads});
+    forward_.dout = make_dout(filler, job, rows);
+    dq_ = Tensor::allocate(device, job.dtype, {rows.rows, heads, dim});
+    dkv_ = Tensor::allocate(device, DType::f32, {rows.keys, dim});
+    const Stream stream = device.create_stream({.name = "bench-forward"});
+    kernels_->sparse_mla_forward(inputs(), {forward_.out, forward_.lse, {}}, stream);
+    detail::zero_on(stream, dkv_);
+    stream.synchronize(Deadline::after(std::chrono::minutes(5)));
+  }
+
+  void enqueue(const Stream& stream) override {
+    kernels_->sparse_mla_backward({0, rows_.rows}, inputs(), {forward_.dout, forward_.out, forward_.lse, dq_, dkv_, {}},
+                                  stream);
+  }
+  // What is added to has to be 0 for the check.
+  void poison(const Stream& stream, BenchData& data) override {
+    poison_tensor(stream, data, dq_);
+    detail::zero_on(stream, dkv_);
+  }
+  RowVerdict check() override {
+    RowVerdict verdict = check_attention(filler_, job_, rows_, in_, {forward_.out, forward_.lse, {}});
+    const RowVerdict backward = check_backward(filler_, job_, rows_, in_, forward_, dq_, dkv_);
+    verdict.rows = backward.rows;
+    verdict.wrong += backward.wrong;
+    return verdict;
+  }
+  Cost cost() const override { return attention_backward_cost(job_, rows_, in_.touched_keys); }
+  std::int64_t pairs() const override { return rows_.selected(job_.shape.topk); }
+  double added_bytes() const override { return added_dkv_bytes(job_, rows_); }
+
+ private:
+  AttentionInputs inputs() const { return {in_.q, in_.kv, in_.indices, in_.length, {}, attention_scale(job_)}; }
+
+  const ComputeJob& job_;
+  const QueryRows& rows_;
+  const std::shared_ptr<KernelSet> kernels_;
+  const RowFiller& filler_;
+  const AttentionTensors in_;
+  ForwardResults forward_;
+  Tensor dq_, dkv_;
+};
+
 }  // namespace
 
 std::unique_ptr<KernelWork> make_kernel_work(const ComputeJob& job, const QueryRows& rows, Pattern pattern,
@@ -127,6 +183,8 @@ std::unique_ptr<KernelWork> make_kernel_work(const ComputeJob& job, const QueryR
       return std::make_unique<Selection>(job, rows, pattern, std::move(kernels), filler);
     case ComputeOperation::sparse_fwd:
       return std::make_unique<Attention>(job, rows, pattern, std::move(kernels), filler);
+    case ComputeOperation::sparse_bwd:
+      return std::make_unique<AttentionBackward>(job, rows, pattern, std::move(kernels), filler);
     default:
       return std::make_unique<Indexer>(job, rows, pattern, std::move(kernels), filler);
   }
@@ -153,6 +211,38 @@ Cost attention_cost(const ComputeJob& job, const QueryRows& rows, std::int64_t t
                list_bytes(job, rows);
   return cost;
 }
+
+Cost attention_backward_cost(const ComputeJob& job, const QueryRows& rows, std::int64_t touched_keys) {
+  const auto element = static_cast<double>(size_of(job.dtype));
+  const auto s = static_cast<double>(rows.rows), heads = static_cast<double>(job.shape.heads);
+  const auto dim = static_cast<double>(job.shape.dim), value = static_cast<double>(value_dim);
+  Cost cost;
+  // Scores, dq and the key's part of dkv have d columns, dP and the value's part 512.
+  cost.flops = 2 * heads * (3 * dim + 2 * value) * static_cast<double>(rows.selected(job.shape.topk));
+  // Keys are read, their gradients read and written.
+  cost.bytes = s * heads * (2 * (dim + value) * element + 4) + static_cast<double>(touched_keys) * dim * (element + 8) +
+               list_bytes(job, rows);
+  return cost;
+}
+
+Cost loss_cost(const ComputeJob& job, const QueryRows& rows, bool gradients) {
+  const double width = static_cast<double>(index_dim * static_cast<std::int64_t>(size_of(job.index_dtype)));
+  const auto s = static_cast<double>(rows.rows), n = static_cast<double>(rows.keys);
+  const auto heads = static_cast<double>(job.shape.index_heads);
+  const auto pairs = static_cast<double>(rows.selected(job.shape.topk));
+  Cost cost;
+  cost.flops = 2 * heads * static_cast<double>(index_dim) * pairs * (gradients ? 3 : 1);
+  const double inputs = s * heads * (width + 4) + n * width;
+  const double results = s * heads * (width + 4) + 8 * n * static_cast<double>(index_dim);
+  cost.bytes = inputs + (gradients ? results : 8 * s) + 2 * list_bytes(job, rows);
+  return cost;
+}
+
+double added_dkv_bytes(const ComputeJob& job, const QueryRows& rows) {
+  return 4.0 * static_cast<double>(job.shape.dim) * static_cast<double>(rows.selected(job.shape.topk));
+}
+
+float attention_scale(const ComputeJob& job) { return 1.0F / std::sqrt(static_cast<float>(job.shape.dim)); }
 
 TopkLists make_lists(const RowFiller& filler, std::int64_t rows, std::int64_t topk) {
   const Tensor nan_count = Tensor::allocate(filler.device(), DType::i64, {1});
@@ -181,7 +271,7 @@ void enqueue_selection(KernelSet& kernels, const QueryRows& rows, IndexerInputs 
 }
 
 void poison_tensor(const Stream& stream, BenchData& data, const Tensor& tensor) {
-  data.poison(stream, tensor.data(), static_cast<std::uint64_t>(bytes_of(tensor)));
+  if (tensor.valid()) data.poison(stream, tensor.data(), static_cast<std::uint64_t>(bytes_of(tensor)));
 }
 
 }  // namespace tandem::cli

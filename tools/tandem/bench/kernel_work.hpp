@@ -29,6 +29,8 @@ class KernelWork {
   virtual Cost cost() const = 0;
   /// Query-key pairs that it works on: scored, or selected.
   virtual std::int64_t pairs() const = 0;
+  /// Bytes of the rows that it adds to gradients of keys, one for each pair; 0 if it adds none.
+  virtual double added_bytes() const { return 0; }
 };
 
 /// `job`, `rows`, `filler` must outlive it.
@@ -38,6 +40,12 @@ std::unique_ptr<KernelWork> make_kernel_work(const ComputeJob& job, const QueryR
 /// Of one call, if every landed key is read once.
 Cost indexer_cost(const ComputeJob& job, const QueryRows& rows);
 Cost attention_cost(const ComputeJob& job, const QueryRows& rows, std::int64_t touched_keys);
+Cost attention_backward_cost(const ComputeJob& job, const QueryRows& rows, std::int64_t touched_keys);
+/// Of the sparse indexer loss, with its gradients or without.
+Cost loss_cost(const ComputeJob& job, const QueryRows& rows, bool gradients);
+/// Bytes of one fp32 row of dkv for each selected pair: what a backward that merges none of them adds.
+double added_dkv_bytes(const ComputeJob& job, const QueryRows& rows);
+float attention_scale(const ComputeJob& job);
 
 /// Lists of a selection, poisoned but for the count of NaN.
 TopkLists make_lists(const RowFiller& filler, std::int64_t rows, std::int64_t topk);

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "comm/plugin_host.hpp"
+#include "tandem/bench/compute_options.hpp"
 #include "tandem/files.hpp"
 #include "tandem/usage.hpp"
 
@@ -134,8 +135,10 @@ void expect_none(std::initializer_list<NamedOption> options, const char* operati
 
 BenchJob make_bench_job(const BenchArguments& a, const std::optional<LaunchedRank>& launched) {
   BenchJob job;
-  job.operation = static_cast<BenchOperation>(
-      parse_choice("bench", a.operation, {"gather", "reduce", "exchange", "indexer", "topk", "sparse-fwd", "dsa-fwd"}));
+  job.operation =
+      static_cast<BenchOperation>(parse_choice("bench", a.operation,
+                                               {"gather", "reduce", "exchange", "indexer", "topk", "sparse-fwd",
+                                                "sparse-bwd", "dsa-fwd", "dsa-bwd", "dsa-step"}));
   expect_none({{"--model", a.model.has_value()},
                {"--seq-len", a.seq_len.has_value()},
                {"--topk", a.topk.has_value()},
@@ -143,11 +146,12 @@ BenchJob make_bench_job(const BenchArguments& a, const std::optional<LaunchedRan
                {"--kernels", a.kernels.has_value()},
                {"--heads", a.heads.has_value()},
                {"--index-heads", a.index_heads.has_value()}},
-              "indexer, topk, sparse-fwd or dsa-fwd");
+              compute_operations);
   expect_none(
       {{"--queries", a.queries.has_value()}, {"--share", a.share.has_value()}, {"--pattern", a.pattern.has_value()}},
-      "indexer, topk or sparse-fwd");
-  expect_none({{"--layout", a.layout.has_value()}, {"--schedule", a.schedule.has_value()}}, "dsa-fwd");
+      kernel_operations);
+  expect_none({{"--layout", a.layout.has_value()}, {"--schedule", a.schedule.has_value()}}, step_operations);
+  expect_none({{"--loss", a.loss.has_value()}}, "dsa-bwd or dsa-step");
   choose_common(a, launched, job);
   choose_comparisons(a, job);
   job.sizes = sizes_of(a);

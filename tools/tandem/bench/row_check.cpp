@@ -8,38 +8,16 @@
 #include <limits>
 
 #include "support/reference/reference.hpp"
+#include "tandem/bench/row_values.hpp"
 
 namespace tandem::cli {
 namespace {
 
-constexpr std::int64_t most_rows = 6;
 /// Of the output in bf16: probabilities and results are rounded to 2^-9.
 constexpr double out_bound = 0x1p-7;
 constexpr double lse_bound = 1e-3;
 /// The tensor cores of GPUs add products of e4m3 with some 14 bits: errors are so many times those of fp32.
 constexpr double e4m3_slack = 64;
-
-std::vector<float> decode(const Tensor& t) {
-  const auto count = static_cast<std::size_t>(t.elements());
-  switch (t.dtype()) {
-    case DType::bf16:
-      return reference::decode_bf16({t.data_as<const std::uint16_t>(), count});
-    case DType::f8e4m3:
-      return reference::decode_e4m3({t.data_as<const std::uint8_t>(), count});
-    default:
-      return {t.data_as<const float>(), t.data_as<const float>() + count};
-  }
-}
-
-/// `rows` of a tensor of the device, one after another.
-std::vector<float> decode_rows(const RowFiller& filler, const Tensor& t, const std::vector<std::int64_t>& rows) {
-  std::vector<float> all;
-  for (const std::int64_t row : rows) {
-    const std::vector<float> values = decode(filler.fetch(t, row, 1));
-    all.insert(all.end(), values.begin(), values.end());
-  }
-  return all;
-}
 
 reference::Problem problem_of(const ComputeJob& job, const QueryRows& q, const std::vector<std::int64_t>& rows) {
   reference::Problem p;
@@ -162,10 +140,8 @@ RowVerdict& RowVerdict::operator+=(const RowVerdict& other) {
 }
 
 std::vector<std::int64_t> rows_to_check(const QueryRows& rows) {
-  const std::int64_t count = std::min(most_rows, rows.rows);
-  std::vector<std::int64_t> chosen;
-  for (std::int64_t i = 0; i < count; ++i) chosen.push_back(count == 1 ? 0 : (rows.rows - 1) * i / (count - 1));
-  return chosen;
+  constexpr std::int64_t most_rows = 6;
+  return spread_rows(rows.rows, most_rows);
 }
 
 RowVerdict check_selection(const RowFiller& filler, const ComputeJob& job, const QueryRows& q, const IndexTensors& in,

@@ -95,6 +95,21 @@ Tensor RowFiller::fetch(const Tensor& tensor, std::int64_t begin, std::int64_t c
   return here;
 }
 
+Tensor RowFiller::fetch(const Tensor& tensor, const std::vector<std::int64_t>& rows) const {
+  Tensor here = allocate_like(Device::host(), tensor, std::ssize(rows));
+  const std::size_t bytes = elements_of_row(tensor) * size_of(tensor.dtype());
+  auto* to = here.data_as<std::byte>();
+  for (std::size_t first = 0, end = 0; first < rows.size(); first = end) {
+    // Neighbours go in one copy.
+    while (end < rows.size() && rows[end] - rows[first] == static_cast<std::int64_t>(end - first)) ++end;
+    const std::size_t run = (end - first) * bytes;
+    stream_.copy(to, tensor.data_as<std::byte>() + static_cast<std::size_t>(rows[first]) * bytes, run);
+    to += run;
+  }
+  synchronize();
+  return here;
+}
+
 Tensor RowFiller::copy(const Tensor& tensor) const {
   if (!tensor.valid()) return {};
   Tensor made = allocate_like(device_, tensor, tensor.size(0));

@@ -31,6 +31,8 @@ class RowFiller {
   /// A dense copy in memory of the host, of rows [begin, begin + count).
   Tensor fetch(const Tensor& tensor, std::int64_t begin, std::int64_t count) const;
   Tensor fetch(const Tensor& tensor) const { return fetch(tensor, 0, tensor.size(0)); }
+  /// Of some rows, one after another.
+  Tensor fetch(const Tensor& tensor, const std::vector<std::int64_t>& rows) const;
   /// A dense copy on the device.
   Tensor copy(const Tensor& tensor) const;
   const Device& device() const noexcept { return device_; }

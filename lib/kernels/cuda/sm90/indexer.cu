@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "indexer_launch.hpp"
+#include "indexer_sort.cuh"
 #include "indexer_tiles.cuh"
 #include "tensor_map.hpp"
 
@@ -36,7 +37,7 @@ cudaError_t geometry_of(const IndexerArgs& args, Geometry& g) {
   g.blocks = std::max(1, std::min(blocks, tiles));
   // Random scores bring about K (1 + ln(keys / K)) entries: a list that has room for them is never cut on the way.
   // Where rows are many and K is large lists are shorter, then blocks fewer.
-  constexpr std::size_t most_bytes = 490'000'000;
+  constexpr std::size_t most_bytes = 440'000'000;
   const int block_keys = most_block_keys(g.rows);
   const std::size_t segments_bytes =
       static_cast<std::size_t>(block_buffers_for(g.rows) * block_keys) * sizeof(std::uint64_t);
@@ -132,6 +133,19 @@ cudaError_t dispatch(const IndexerArgs& args, const IndexerParams& params, const
   return cudaErrorInvalidValue;
 }
 
+/// Allows the shared memory, which also loads the kernel.
+cudaError_t prepare_sort() {
+  return cudaFuncSetAttribute(sort_lists_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sort_shared_bytes_most);
+}
+
+cudaError_t sort_lists(const IndexerParams& p, int rows, cudaStream_t stream) {
+  if (const cudaError_t error = prepare_sort(); error != cudaSuccess) return error;
+  const int words = sort_words_for(p.keys);
+  const auto shared_bytes = static_cast<std::size_t>(words + p.topk) * sizeof(std::uint32_t);
+  sort_lists_kernel<<<static_cast<unsigned>(rows), sort_threads, shared_bytes, stream>>>(p, words);
+  return cudaGetLastError();
+}
+
 template <bool Select>
 cudaError_t launch(const IndexerArgs& args, cudaStream_t stream) {
   Geometry g;
@@ -173,7 +187,8 @@ cudaError_t launch(const IndexerArgs& args, cudaStream_t stream) {
   p.segments = reinterpret_cast<std::uint64_t*>(scratch + g.segments_at);
   p.lists = reinterpret_cast<std::uint64_t*>(scratch + g.lists_at);
   take_all_kernel<<<static_cast<unsigned>((args.row_count + 7) / 8), 256, 0, stream>>>(p);
-  return dispatch<Select>(args, p, g, stream);
+  if (const cudaError_t error = dispatch<Select>(args, p, g, stream); error != cudaSuccess || !Select) return error;
+  return p.last ? sort_lists(p, args.row_count, stream) : cudaSuccess;
 }
 
 }  // namespace
@@ -188,6 +203,7 @@ cudaError_t launch_indexer(const IndexerArgs& args, cudaStream_t stream) { retur
 cudaError_t load_indexer_kernels() {
   cudaFuncAttributes attributes{};
   cudaError_t error = cudaFuncGetAttributes(&attributes, take_all_kernel);
+  if (error == cudaSuccess) error = prepare_sort();
   const auto load = [&]<IndexerDtype Dtype, int Heads>() {
     const cudaError_t found = cudaFuncGetAttributes(&attributes, query_tiles_kernel<tile_columns / Heads>);
     return found == cudaSuccess ? prepare<Dtype, Heads, true>() : found;

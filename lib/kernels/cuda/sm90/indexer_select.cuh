@@ -5,7 +5,7 @@
 #include "topk_bins.cuh"
 #include "topk_output.cuh"
 
-/// The select warps: lists of the rows of a query tile, from blocks of candidates to sorted output.
+/// The select warps: lists of the rows of a query tile, from blocks of candidates to the best K.
 namespace tandem::detail::sm90 {
 
 template <IndexerDtype Dtype, int Heads>
@@ -87,12 +87,12 @@ struct SelectRole {
   }
 
   /// Whether the bins say what the best K of a list with more are, but for a few.
-  static __device__ __forceinline__ bool counted(const Shared& s, int4 tile, int slot, RowBounds bounds) {
+  static __device__ __forceinline__ bool counted(const Shared& s, int4 tile, int slot) {
     const RowList& state = s.lists[tile.w % 2][slot];
-    return state.factor > 0.0F && s.histograms[tile.w % 2][slot][state.bin] <= small_list &&
-           bounds.end - bounds.begin <= bitmap_rows;
+    return state.factor > 0.0F && s.histograms[tile.w % 2][slot][state.bin] <= small_list;
   }
 
+  /// A row's best K, in no particular order: sort_lists_kernel puts them in theirs.
   static __device__ __forceinline__ void finish_row(const IndexerParams& p, Shared& s, int4 tile, int slot,
                                                     int thread) {
     const int row = local_row(p, tile.x + slot);
@@ -100,43 +100,25 @@ struct SelectRole {
     if (!needs_scores(p, bounds)) return;
     std::uint64_t* list = list_of(p, tile.w, slot);
     RowList& state = s.lists[tile.w % 2][slot];
-    const bool listed = p.last && !takes_all(p, bounds);
-    if (state.count > p.topk && !counted(s, tile, slot, bounds)) cut_list(list, state, p.topk, s.select, thread);
+    if (state.count > p.topk && !counted(s, tile, slot)) cut_list(list, state, p.topk, s.select, thread);
     const int n = min(state.count, p.topk);
-    const bool whole = state.count == n;
-    if (thread == 0) {
-      s.select.kth = 0;
-      s.select.kept = 0;
-    }
-    std::int32_t* out = p.indices + static_cast<std::int64_t>(row) * p.topk;
-    const Bitmap bitmap{s.select.bitmap, bounds.begin};
-    const int words = Bitmap::words_of(bounds.end - bounds.begin);
-    const std::int64_t to = static_cast<std::int64_t>(tile.x + slot) * p.topk;
-    const auto keep_state = [&](bool condition, std::uint64_t key) {
-      if (!condition) return;
-      const int at = take_slots(&s.select.kept, 1);
-      p.state_scores[to + at] = rank_key_score(key);
-      p.state_indices[to + at] = rank_key_row(key);
-    };
+    const bool listed = p.last && !takes_all(p, bounds);
+    const std::int64_t kept = static_cast<std::int64_t>(tile.x + slot) * p.topk;
+    BestKeys best{nullptr, nullptr};
+    if (listed) best.rows = p.indices + static_cast<std::int64_t>(row) * p.topk;
+    if (!p.last) best = {p.state_indices + kept, p.state_scores + kept};
+    if (thread == 0) s.select.kth = 0;
     select_sync();
-    if (whole) {
-      if (listed) write_ascending(list, n, bounds.begin, bounds.end, out, s.select, thread);
-      if (!p.last) {
-        for (int i = thread; i < n; i += select_threads) keep_state(true, list[i]);
-      }
-    } else if (listed) {
-      clear_words(s.select.bitmap, words, thread);
-      visit_best<bins>(list, state, s.histograms[tile.w % 2][slot], p.topk, s.select, thread,
-                       [&](bool condition, std::uint64_t key) { bitmap.set_if(condition, key); });
-      write_bitmap(bitmap, words, 0, out, s.select, thread);
+    if (state.count == n) {
+#pragma unroll 8
+      for (int i = thread; i < n; i += select_threads) best.put(i, list[i]);
     } else {
-      visit_best<bins>(list, state, s.histograms[tile.w % 2][slot], p.topk, s.select, thread, keep_state);
+      put_best<bins>(list, state, s.histograms[tile.w % 2][slot], p.topk, best, s.select, thread);
     }
-    if (listed) {
-      for (int i = n + thread; i < p.topk; i += select_threads) out[i] = -1;
-      if (thread == 0) p.length[row] = n;
+    if (thread == 0) {
+      if (listed) p.length[row] = n;
+      if (!p.last) p.state_length[tile.x + slot] = n;
     }
-    if (!p.last && thread == 0) p.state_length[tile.x + slot] = n;
     if (p.last && p.index_lse != nullptr) {
       const float lse = log_sum_exp(list, state.count, s.select.kth, s.select, thread);
       if (thread == 0) p.index_lse[row] = lse;

@@ -76,6 +76,7 @@ struct WideGatherRole {
         const std::uint32_t there = rows.aim(p, entry);
         entry =
             tile + 1 < tiles ? rows.entry(list_of(item), length, tile + 1) : rows.entry(list_of(next), next_length, 0);
+        if (p.prefetch) rows.prefetch(p, entry, Slices);
         if (first && thread == 0) fetch_queries(p, s, item, q_parity);
         const std::uint32_t to = shared_address(s.k[buffer][0]);
         s.empty[buffer][0].wait(parity >> buffer & 1U);

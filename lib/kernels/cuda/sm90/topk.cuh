@@ -21,7 +21,6 @@ constexpr int histogram_words =
     bins_per_thread * select_threads;  ///< some beyond the bins, so threads have equal parts
 static_assert(histogram_words >= histogram_bins && bins_per_thread % 4 == 0);
 constexpr int small_list = 256;  ///< candidates around the K-th that are ranked by comparing all pairs
-constexpr int bitmap_words = 5 * histogram_words;
 constexpr unsigned full_warp = 0xFFFFFFFFU;
 
 /// -0 becomes +0; -infinity stays above 0, which stands for "nothing".
@@ -58,7 +57,6 @@ struct RowList {
 };
 
 struct alignas(16) SelectScratch {
-  alignas(16) std::uint32_t bitmap[bitmap_words];            ///< of the sorted output
   alignas(16) std::uint32_t histogram[histogram_words + 4];  ///< of an exact cut
   std::uint64_t small[small_list];
   unsigned long long sum;
@@ -105,17 +103,11 @@ __device__ __forceinline__ std::uint32_t select_prefix(std::uint32_t value, Sele
   return before + sum - value;
 }
 
-/// A multiple of histogram_words.
-__device__ __forceinline__ void clear_words(std::uint32_t* words, int count, int thread) {
-  for (int part = 0; part < count; part += histogram_words) {
-#pragma unroll
-    for (int i = 0; i < bins_per_thread / 4; ++i) {
-      reinterpret_cast<uint4*>(words + part)[thread + i * select_threads] = make_uint4(0, 0, 0, 0);
-    }
-  }
-}
 __device__ __forceinline__ void clear_histogram(SelectScratch& scratch, int thread) {
-  clear_words(scratch.histogram, histogram_words, thread);
+#pragma unroll
+  for (int i = 0; i < bins_per_thread / 4; ++i) {
+    reinterpret_cast<uint4*>(scratch.histogram)[thread + i * select_threads] = make_uint4(0, 0, 0, 0);
+  }
 }
 
 }  // namespace tandem::detail::sm90

@@ -215,21 +215,33 @@ __device__ __forceinline__ void drop_dead(std::uint64_t* list, RowList& row, Sel
   select_sync();
 }
 
-/// Calls best(true, key) for the best K entries of a row whose bin has no more than small_list, and finds the K-th rank
-/// key: scratch.kth. All select warps; ends with a barrier.
-template <int Bins, typename Fn>
-__device__ __forceinline__ void visit_best(std::uint64_t* list, const RowList& row, const std::uint32_t* histogram,
-                                           int k, SelectScratch& scratch, int thread, Fn best) {
+/// Where the best of a finished row go, in no particular order.
+struct BestKeys {
+  std::int32_t* rows;  ///< null: nowhere
+  float* scores;       ///< or null
+
+  __device__ __forceinline__ void put(int at, std::uint64_t key) const {
+    if (rows != nullptr) rows[at] = rank_key_row(key);
+    if (scores != nullptr) scores[at] = rank_key_score(key);
+  }
+};
+
+/// Puts the best K entries of a row whose bin has no more than small_list, and finds the K-th rank key: scratch.kth.
+/// All select warps; ends with a barrier.
+template <int Bins>
+__device__ __forceinline__ void put_best(std::uint64_t* list, const RowList& row, const std::uint32_t* histogram, int k,
+                                         const BestKeys& best, SelectScratch& scratch, int thread) {
   forget(thread);
   const int n = row.count, bin = row.bin;
   const float factor = row.factor, offset = row.offset;
-  const int need = k - (n - row.dead - static_cast<int>(histogram[bin]));
+  const int above = n - row.dead - static_cast<int>(histogram[bin]);
   if (thread == 0) {
+    scratch.kept = 0;
     scratch.small_count = 0;
     if (n % 2 != 0) list[n] = 0;  // read with the last entry
   }
   select_sync();
-  constexpr int unroll = 6;
+  constexpr int unroll = 4;
   for (int first = 2 * thread; first < n; first += 2 * select_threads * unroll) {
     ulonglong2 two[unroll];
 #pragma unroll
@@ -237,14 +249,19 @@ __device__ __forceinline__ void visit_best(std::uint64_t* list, const RowList& r
       const int at = min(first + 2 * i * select_threads, (n - 1) & ~1);
       two[i] = *reinterpret_cast<const ulonglong2*>(list + at);
     }
-    unsigned near = 0;
+    unsigned in = 0, near = 0;
 #pragma unroll
     for (int i = 0; i < 2 * unroll; ++i) {
       const int at = first + 2 * (i / 2) * select_threads + i % 2;
       const std::uint64_t key = i % 2 == 0 ? two[i / 2].x : two[i / 2].y;
       const int its = at < n ? bin_of<Bins>(key, factor, offset) : -1;
-      best(its > bin, key);
+      in |= its > bin ? 1U << i : 0U;
       near |= its == bin ? 1U << i : 0U;
+    }
+    int to = take_slots(&scratch.kept, __popc(in));
+#pragma unroll
+    for (int i = 0; i < 2 * unroll; ++i) {
+      if ((in >> i & 1U) != 0) best.put(to++, i % 2 == 0 ? two[i / 2].x : two[i / 2].y);
     }
     if (near != 0) {
 #pragma unroll
@@ -262,8 +279,8 @@ __device__ __forceinline__ void visit_best(std::uint64_t* list, const RowList& r
     int rank = 0;
 #pragma unroll 8
     for (int j = 0; j < inside; ++j) rank += scratch.small[j] > key ? 1 : 0;
-    best(rank < need, key);
-    if (rank == need - 1) scratch.kth = key;
+    if (above + rank < k) best.put(above + rank, key);
+    if (above + rank == k - 1) scratch.kth = key;
   }
   select_sync();
 }

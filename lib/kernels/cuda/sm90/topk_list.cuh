@@ -20,12 +20,6 @@ __device__ __forceinline__ void count_if(bool condition, std::uint32_t* bin) {
       "r"(static_cast<unsigned>(condition))
       : "memory");
 }
-__device__ __forceinline__ void set_bit_if(bool condition, std::uint32_t* words, std::uint32_t bit) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p red.shared.or.b32 [%0], %1;\n}\n" ::"r"(
-                   shared_address(words + bit / 32)),
-               "r"(1U << bit % 32), "r"(static_cast<unsigned>(condition))
-               : "memory");
-}
 __device__ __forceinline__ int take_slots(int* counter, int slots) {
   int before;
   asm volatile("atom.shared.add.u32 %0, [%1], %2;"
