@@ -90,22 +90,30 @@ struct LossRun {
 inline void check_gradient(const std::string& name, const std::string& what, const std::vector<double>& found,
                            const std::vector<double>& exact, const std::vector<double>& plain,
                            const std::vector<double>& doubt, bool tight, bool quiet) {
-  Against against;
-  double squares = 0, size = 0;
+  double squares = 0, plain_squares = 0, size = 0, most = 0, plain_most = 0, largest = 0;
+  bool finite = true;
   for (std::size_t i = 0; i < exact.size(); ++i) {
     if (std::isnan(exact[i])) continue;
-    const double error = found[i] - exact[i];
-    const double sure = std::abs(error) <= doubt[i] ? 0.0 : std::copysign(std::abs(error) - doubt[i], error);
-    against.add(exact[i] + sure, exact[i], plain[i]);
-    squares += sure * sure;
+    finite = finite && std::isfinite(found[i]);
+    const double error = std::max(0.0, std::abs(found[i] - exact[i]) - doubt[i]),
+                 allowed = std::abs(plain[i] - exact[i]);
+    squares += error * error;
+    plain_squares += allowed * allowed;
     size += exact[i] * exact[i];
+    most = std::max(most, error);
+    plain_most = std::max(plain_most, allowed);
+    largest = std::max(largest, std::abs(exact[i]));
   }
-  against.report(name, what, quiet);
-  const double relative = std::sqrt(squares / std::max(size, 1e-60));
-  if (!tight) return;
-  char text[100] = "";
-  const bool good = relative <= 1e-5;
-  if (!good || !quiet) std::snprintf(text, sizeof text, "%s: relative error %.2e", what.c_str(), relative);
+  // The greatest error of few numbers is a matter of luck: one rounding is the same for all heads of a key.
+  const double unit = largest * 0x1p-20, relative = std::sqrt(squares / std::max(size, 1e-60));
+  const bool good = finite && most <= 3 * plain_most + unit && squares <= 4 * plain_squares + unit * unit &&
+                    (!tight || relative <= 1e-5);
+  char text[200] = "";
+  if (!good || !quiet) {
+    std::snprintf(text, sizeof text, "%s: error %.2e (plain %.2e, largest %.2e), rms ratio %.3f, relative %.2e%s",
+                  what.c_str(), most, plain_most, largest, std::sqrt(squares / std::max(plain_squares, 1e-60)),
+                  relative, finite ? "" : ", NOT FINITE");
+  }
   backward_report(good, name, text);
 }
 

@@ -5,9 +5,9 @@
 
 #include "wgmma_operands.hpp"
 
-/// Warpgroup matrix instructions of sparse attention and the indexer loss, bf16 with fp32 accumulators: D[64 x N] (+)= A[64 x 16] B[16 x N].
-/// `accumulate` false starts from zero. Operands in shared memory are given by the lower words of their descriptors
-/// (see swizzled_operand): the upper one is the same for all, and 64-bit sums would cost registers.
+/// Warpgroup matrix instructions of sparse attention and the indexer loss, bf16 with fp32 accumulators: D[64 x N] (+)=
+/// A[64 x 16] B[16 x N]. `accumulate` false starts from zero. Operands in shared memory are given by the lower words of
+/// their descriptors (see swizzled_operand): the upper one is the same for all, and 64-bit sums would cost registers.
 namespace tandem::detail::sm90 {
 // clang-format off
 
