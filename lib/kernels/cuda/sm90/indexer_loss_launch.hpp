@@ -9,7 +9,7 @@
 /// (IndexerInputs, LossSupport, IndexerLoss) for what it computes.
 namespace tandem::detail::sm90 {
 
-/// Device pointers, dense in memory; q, k and d_index_k are aligned to 16 bytes.
+/// Device pointers, dense in memory; q, w, k, d_index_q and d_index_k are aligned to 16 bytes.
 struct IndexerLossArgs {
   bool e4m3 = false;       ///< else bf16
   std::int32_t heads = 0;  ///< Hi: 8, 16, 32 or 64

@@ -19,8 +19,11 @@ struct HeadSums {
   template <int Distance = 16, int Half = Count / 2>
   static __device__ __forceinline__ int first(int lane) {
     const int at = (lane & Distance) != 0 ? Half : 0;
-    if constexpr (Distance == 4) return at;
-    return at + first<Distance / 2, Half / 2>(lane);
+    if constexpr (Distance == 4) {
+      return at;
+    } else {
+      return at + first<Distance / 2, Half / 2>(lane);
+    }
   }
   static __device__ __forceinline__ void add(float (&numbers)[Count], int lane, float (&sums)[kept]) {
     fold<16, Count / 2>(numbers, lane);
@@ -158,7 +161,7 @@ struct LossMatrixRole {
     }
   }
 
-  /// Which dots are open, as masks of pairs of bf16, like fragments of a left operand: [16 heads][...].
+  /// Which dots are open, as masks of pairs of bf16 where a left operand's fragments of 16 heads have them.
   using Masks = std::uint32_t[steps][4];
 
   /// Adds the tile to dw, and tells which dots are open.
