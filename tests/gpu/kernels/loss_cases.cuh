@@ -177,7 +177,10 @@ inline LossData make_loss_data(const LossCase& c, std::uint64_t seed) {
       if (r % 10 == 1) sum *= 1e-12F;
       if (t % 7 == 3) sum *= 1e-14F;  // the sum of them all is below what it is divided by at least
       if (t % 7 == 5) sum *= 1e-22F;  // and every target below what its logarithm is taken of at least
-      if (c.near) sum = static_cast<float>(8.0 * std::exp(row.score[static_cast<std::size_t>(i)]));
+      if (c.near) {
+        sum = static_cast<float>((8.0 + 0.2 * static_cast<double>(normal(seed + 8, r))) *
+                                 std::exp(row.score[static_cast<std::size_t>(i)]));
+      }
       d.head_sums[place * static_cast<std::size_t>(c.sums_width()) + static_cast<std::size_t>(i)] = sum;
     }
   });

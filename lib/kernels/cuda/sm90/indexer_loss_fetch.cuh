@@ -12,17 +12,23 @@ struct LossFetchRole {
   using Shared = IndexerLossShared<Heads, E4m3>;
   static constexpr int row_bytes = E4m3 ? 128 : 256;
 
-  /// The rows that `rows` is aimed at; slices of the tile are `slice_stride` bytes apart.
-  static __device__ __forceinline__ void copy(const RowGather& rows, std::uint8_t* tile, int slice_stride,
-                                              Mbarrier& full) {
+  /// Codes on their way through registers: a lane has 16 of each of its rows, two neighbouring granules of a slice.
+  using Codes = uint4[E4m3 ? 4 : 1];
+
+  /// Starts to read the rows that `rows` is aimed at, as far as they go through registers: before their place is free.
+  static __device__ __forceinline__ void read(const RowGather& rows, Codes& codes) {
     if constexpr (E4m3) {
-      // A lane has 16 codes of each of its rows: two neighbouring granules of a slice.
-      uint4 codes[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         codes[i] = make_uint4(0, 0, 0, 0);
         if (rows.bytes[i] != 0) codes[i] = __ldcg(reinterpret_cast<const uint4*>(rows.source[i]));
       }
+    }
+  }
+  /// Brings them to their place; slices of the tile are `slice_stride` bytes apart.
+  static __device__ __forceinline__ void copy(const RowGather& rows, const Codes& codes, std::uint8_t* tile,
+                                              int slice_stride, Mbarrier& full) {
+    if constexpr (E4m3) {
       std::uint8_t* const slice = tile + (rows.lane & 7) / 4 * slice_stride;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -56,7 +62,9 @@ struct LossFetchRole {
     }
     const IndexRowSource heads{p.q + row * (Heads * row_bytes), row_bytes, Heads};
     rows.aim(heads, rows.warp * 16 + (rows.lane & 15));
-    copy(rows, s.q[buffer][0], Shared::q_slice_bytes, s.q_full[buffer]);
+    Codes codes;
+    read(rows, codes);
+    copy(rows, codes, s.q[buffer][0], Shared::q_slice_bytes, s.q_full[buffer]);
   }
 
   static __device__ __forceinline__ void run(const IndexerLossParams& p, Shared& s) {
@@ -74,9 +82,11 @@ struct LossFetchRole {
       for (int pass = 0; pass < Passes; ++pass) {
         for (int tile = 0; tile < tiles; ++tile) {
           rows.aim(keys, entry);
+          Codes codes;
+          read(rows, codes);
           entry = rows.entry(list, length, tile + 1 < tiles ? tile + 1 : 0);
           s.empty[ring.stage].wait(ring.parity ^ 1U);
-          copy(rows, s.tile(ring.stage), slice_bytes, s.full[ring.stage]);
+          copy(rows, codes, s.tile(ring.stage), slice_bytes, s.full[ring.stage]);
           ring.advance(p.stages);
         }
       }

@@ -11,6 +11,14 @@ namespace tandem::detail::sm90 {
 constexpr int loss_sync = 1;  ///< named barrier of the matrix warpgroup
 constexpr double least_target = 1e-10;
 
+/// Of a number that fits float, to about 2^-50 of it: a division costs a call.
+__device__ __forceinline__ double reciprocal(double x) {
+  double result = static_cast<double>(__frcp_rn(static_cast<float>(x)));
+#pragma unroll
+  for (int i = 0; i < 2; ++i) result = fma(result, fma(-x, result, 1.0), result);
+  return result;
+}
+
 template <int Heads, bool E4m3, bool Gradients>
 class RowSoftmax {
  public:
@@ -32,9 +40,9 @@ class RowSoftmax {
     named_sync<loss_sync, 128>();
     float most = -INFINITY;
     double total = 0;
-    each_key([&](int i) {
+    each_key([&](int i, double head_sum) {
       most = fmaxf(most, scores_[i]);
-      total += static_cast<double>(head_sums_[i]);
+      total += head_sum;
     });
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) {
@@ -44,15 +52,15 @@ class RowSoftmax {
     store_sum(0, total);
     named_sync<loss_sync, 128>();
     most = fmaxf(fmaxf(s_.maxima[0], s_.maxima[1]), fmaxf(s_.maxima[2], s_.maxima[3]));
-    const double divisor = fmax(read_sum(0), least_target);
+    const double factor = reciprocal(fmax(read_sum(0), least_target));
 
     // Of the divergence, sum of target (log target - score + lse), what does not wait for the lse.
     double sum = 0, divergence = 0, weight = 0;
-    each_key([&](int i) {
+    each_key([&](int i, double head_sum) {
       const double above = static_cast<double>(scores_[i]) - static_cast<double>(most);
       const double exponential = exp(above);
       sum += exponential;
-      const double target = static_cast<double>(head_sums_[i]) / divisor;
+      const double target = head_sum * factor;
       if (target != 0) {
         divergence += target * (log(fmax(target, least_target)) - above);
         weight += target;
@@ -69,18 +77,32 @@ class RowSoftmax {
       divergence = read_sum(2) + (weight != 0 ? weight * log(sum) : 0.0);
       p_.loss[row_] = divergence * p_.loss_scale;
     }
-    if constexpr (Gradients) differentiate(sum, divisor);
+    if constexpr (Gradients) differentiate(reciprocal(sum), factor);
   }
 
  private:
-  __device__ __forceinline__ bool is_key(int i) const {
-    return i < length_ && static_cast<std::uint32_t>(list_[i]) < p_.keys;
+  /// An entry of the list and its head sum.
+  struct Entry {
+    std::int32_t key;
+    float head_sum;
+  };
+  __device__ __forceinline__ Entry entry(int i) const {
+    return i < length_ ? Entry{list_[i], head_sums_[i]} : Entry{-1, 0.0F};
+  }
+  /// Calls body(i, whether it is a key, its head sum) for the thread's entries below `end`.
+  template <class Body>
+  __device__ __forceinline__ void each(int end, const Body& body) const {
+#pragma unroll 2
+    for (int i = thread_; i < end; i += 128) {
+      const Entry now = entry(i);
+      body(i, static_cast<std::uint32_t>(now.key) < p_.keys, static_cast<double>(now.head_sum));
+    }
   }
   template <class Body>
   __device__ __forceinline__ void each_key(const Body& body) const {
-    for (int i = thread_; i < length_; i += 128) {
-      if (is_key(i)) body(i);
-    }
+    each(length_, [&](int i, bool is_key, double head_sum) {
+      if (is_key) body(i, head_sum);
+    });
   }
 
   __device__ __forceinline__ void store_sum(int which, double value) {
@@ -92,16 +114,12 @@ class RowSoftmax {
     return s_.sums[which][0] + s_.sums[which][1] + s_.sums[which][2] + s_.sums[which][3];
   }
 
-  __device__ __forceinline__ void differentiate(double sum, double divisor) {
-    const double factor = 1.0 / sum;
-    for (int i = thread_; i < tiles_of(length_) * tile_rows; i += 128) {
-      double gradient = 0;
-      if (is_key(i)) {
-        const double target = static_cast<double>(head_sums_[i]) / divisor;
-        gradient = (static_cast<double>(scores_[i]) * factor - target) * p_.score_scale;
-      }
-      scores_[i] = static_cast<float>(gradient);
-    }
+  /// From the exponentials; the factors make probabilities and targets of them and the head sums.
+  __device__ __forceinline__ void differentiate(double factor, double target_factor) {
+    each(tiles_of(length_) * tile_rows, [&](int i, bool is_key, double head_sum) {
+      const double gradient = static_cast<double>(scores_[i]) * factor - head_sum * target_factor;
+      scores_[i] = is_key ? static_cast<float>(gradient * p_.score_scale) : 0.0F;
+    });
     named_sync<loss_sync, 128>();
   }
 
