@@ -15,6 +15,7 @@ set(TANDEM_CUDA_SOURCES # the library's .cu files, relative to the source direct
   plugins/transports/cuda_p2p/push_kernel.cu)
 set(TANDEM_SM90_SOURCES # of these, what Hopper's own instructions are for
   lib/kernels/cuda/sm90/indexer.cu
+  lib/kernels/cuda/sm90/indexer_loss.cu
   lib/kernels/cuda/sm90/plain_lists.cu
   lib/kernels/cuda/sm90/sparse_backward.cu
   lib/kernels/cuda/sm90/sparse_forward.cu)

@@ -192,10 +192,11 @@ enum class CudaKernels {
   /// "cuda.generic": correct on every GPU that the library's kernels were built for, and not tuned for any. Needs no
   /// memory beside its arguments.
   generic,
-  /// "cuda.sm90", for Hopper alone: selects keys for bf16 and f8e4m3 inputs of 8, 16, 32 or 64 index heads, and attends
-  /// in bf16, with K a multiple of 64; all else, and rows whose lists are not distinct and ascending, is the work of
-  /// cuda.generic. Holds scratch for each stream that it is used on, at most 0.5 GB (scratch_bytes); inputs of the
-  /// indexer that are not dense, or not aligned to 16 bytes, are copied first, into more of it.
+  /// "cuda.sm90", for Hopper alone: selects keys for bf16 and f8e4m3 inputs of 8, 16, 32 or 64 index heads, has their
+  /// sparse indexer loss with gradients, and attends in bf16, with K a multiple of 64; all else, and rows whose lists
+  /// are not distinct and ascending, is the work of cuda.generic. Scores of the loss may differ from those of the
+  /// selection by rounding. Holds scratch for each stream that it is used on, at most 0.5 GB (scratch_bytes); inputs of
+  /// the indexer that are not dense, or not aligned to 16 bytes, are copied first, into more of it.
   sm90,
 };
 /// K is at most 8192. What is enqueued can be captured in a CUDA graph. Forward results have the same bits in every

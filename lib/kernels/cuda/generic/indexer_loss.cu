@@ -34,6 +34,7 @@ struct LossArgument {
   Rows<typename GradientOf<T>::Type> d_index_q;
   Rows<float> d_index_w;
   Rows<float> d_index_k;
+  const std::int32_t* only;  ///< or null
 };
 
 struct LossMemory {
@@ -243,6 +244,7 @@ __global__ void __launch_bounds__(block_threads) differentiate_loss(LossArgument
   __shared__ LossMemory memory;
   __shared__ ListKeys::Memory list_memory;
   const std::int64_t row = a.first_row + blockIdx.x;
+  if (a.only != nullptr && a.only[row] == 0) return;
   if (a.sparse) {
     const ListKeys keys(a.lists, row, list_memory, dynamic_shared());
     run_row<T, Gradients>(a, row, keys, memory);
@@ -260,7 +262,7 @@ const bool registered = register_kernel(differentiate_loss<float, NoGradients>) 
 
 template <class T>
 void run(const NativeStream& stream, const IndexerInputs& in, const LossSupport& support, const IndexerLoss& loss,
-         ListFault* fault) {
+         ListFault* fault, const std::int32_t* only) {
   constexpr int most_held = 64;
   LossArgument<T> a{};
   a.in = index_rows<T>(in, most_held);
@@ -279,6 +281,7 @@ void run(const NativeStream& stream, const IndexerInputs& in, const LossSupport&
   a.d_index_q = rows_of<typename GradientOf<T>::Type>(loss.d_index_q);
   a.d_index_w = rows_of<float>(loss.d_index_w);
   a.d_index_k = rows_of<float>(loss.d_index_k);
+  a.only = only;
   const bool gradients = loss.d_index_q.valid() || loss.d_index_w.valid() || loss.d_index_k.valid();
   if (gradients) shared += sizeof(GradientMemory);
   if (a.sparse) shared = std::max(shared, list_bytes(support.indices.size(1)));
@@ -289,14 +292,14 @@ void run(const NativeStream& stream, const IndexerInputs& in, const LossSupport&
 }  // namespace
 
 void indexer_loss(const NativeStream& stream, const IndexerInputs& in, const LossSupport& support,
-                  const IndexerLoss& loss, ListFault* fault) {
+                  const IndexerLoss& loss, ListFault* fault, const std::int32_t* only) {
   switch (in.index_q.dtype()) {
     case DType::f8e4m3:
-      return run<E4m3>(stream, in, support, loss, fault);
+      return run<E4m3>(stream, in, support, loss, fault, only);
     case DType::bf16:
-      return run<Bf16>(stream, in, support, loss, fault);
+      return run<Bf16>(stream, in, support, loss, fault, only);
     default:
-      return run<float>(stream, in, support, loss, fault);
+      return run<float>(stream, in, support, loss, fault, only);
   }
 }
 

@@ -30,7 +30,8 @@ void sparse_mla_backward(const NativeStream& stream, RowRange rows, const Attent
                          const AttentionGradients& grads, ListFault* fault);
 void dense_head_sums(const NativeStream& stream, RowRange rows, const Tensor& bounds, const AttentionInputs& in,
                      const Tensor& head_sums);
+/// `only` as of the forward.
 void indexer_loss(const NativeStream& stream, const IndexerInputs& in, const LossSupport& support,
-                  const IndexerLoss& loss, ListFault* fault);
+                  const IndexerLoss& loss, ListFault* fault, const std::int32_t* only = nullptr);
 
 }  // namespace tandem::detail::cuda::generic

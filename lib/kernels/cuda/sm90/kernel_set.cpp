@@ -13,6 +13,7 @@
 #include "device/temporaries.hpp"
 #include "kernels/cuda/generic/kernel_set.hpp"
 #include "kernels/cuda/sm90/indexer_launch.hpp"
+#include "kernels/cuda/sm90/indexer_loss_launch.hpp"
 #include "kernels/cuda/sm90/plain_lists.hpp"
 #include "kernels/cuda/sm90/sparse_forward_launch.hpp"
 #include "kernels/validate.hpp"
@@ -24,7 +25,7 @@ namespace launchers = detail::sm90;
 using generic::GenericKernels;
 
 /// Raised by one when any result of these kernels changes by a bit.
-constexpr std::uint32_t kernels_version = 1;
+constexpr std::uint32_t kernels_version = 2;
 
 [[noreturn]] void reject(const std::string& message) { throw Error(ErrorCode::invalid_argument, message); }
 
@@ -67,11 +68,13 @@ void pack(void* to, const Tensor& t, const NativeStream& on) {
 
 bool takes_topk(std::int64_t topk) { return topk % 64 == 0 && topk <= generic::most_topk; }
 
-bool selects(const IndexerInputs& in) {
+bool scores(const IndexerInputs& in) {
   const std::int64_t heads = in.index_q.size(1);
   const bool known = heads == 8 || heads == 16 || heads == 32 || heads == 64;
-  return known && in.index_q.dtype() != DType::f32 && takes_topk(in.topk);
+  return known && in.index_q.dtype() != DType::f32;
 }
+
+bool selects(const IndexerInputs& in) { return scores(in) && takes_topk(in.topk); }
 
 bool aligned(const Tensor& t) {
   const auto granule = static_cast<std::int64_t>(16 / size_of(t.dtype()));
@@ -84,6 +87,13 @@ bool aligned(const Tensor& t) {
 bool attends(const AttentionInputs& in, const AttentionOutputs& out) {
   return in.q.dtype() == DType::bf16 && takes_topk(in.indices.size(1)) && in.scale >= 0 && dense(in.indices) &&
          aligned(in.indices) && aligned(in.q) && aligned(in.kv) && aligned(out.out) && dense(out.lse);
+}
+
+bool differentiates(const IndexerInputs& in, const LossSupport& support, const IndexerLoss& loss) {
+  const auto dense_if_any = [](const Tensor& t) { return !t.valid() || (dense(t) && on_granule(t)); };
+  return support.sparse() && scores(in) && support.indices.size(1) > 0 && takes_topk(support.indices.size(1)) &&
+         dense(support.indices) && dense(support.length) && dense_if_any(loss.d_index_q) &&
+         dense_if_any(loss.d_index_w) && dense_if_any(loss.d_index_k);
 }
 
 launchers::SparseForwardArgs forward_args(const AttentionInputs& in, const AttentionOutputs& out) {
@@ -114,6 +124,7 @@ class Sm90Kernels final : public GenericKernels {
     const DeviceGuard guard(context());
     check(launchers::load_indexer_kernels(), "loading the indexer", context().ordinal);
     check(launchers::load_sparse_forward_kernels(), "loading the sparse forward", context().ordinal);
+    check(launchers::load_indexer_loss_kernels(), "loading the indexer loss", context().ordinal);
     check(launchers::load_plain_lists_kernel(), "loading the check of lists", context().ordinal);
     int count = 0;
     check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, context().ordinal), "cudaDeviceGetAttribute",
@@ -141,6 +152,8 @@ class Sm90Kernels final : public GenericKernels {
                     const Stream& stream) override;
   void select_topk(const ScoreMatrix& in, const TopkLists& out, const Stream& stream) override;
   void sparse_mla_forward(const AttentionInputs& in, const AttentionOutputs& out, const Stream& stream) override;
+  void indexer_loss(const IndexerInputs& in, const LossSupport& support, const IndexerLoss& loss,
+                    const Stream& stream) override;
 
  private:
   void run_indexer(launchers::IndexerArgs args, const Tensor& bounds, const TopkLists& out, const Stream& stream);
@@ -254,6 +267,51 @@ void Sm90Kernels::sparse_mla_forward(const AttentionInputs& in, const AttentionO
   check(launchers::launch_sparse_forward(args, on.handle), "the sparse forward", context().ordinal);
   generic::sparse_mla_forward(on, in, out, fault(), other);
   if (out.head_sums.valid()) generic::sparse_head_sums(on, in, out, fault());
+}
+
+void Sm90Kernels::indexer_loss(const IndexerInputs& in, const LossSupport& support, const IndexerLoss& loss,
+                               const Stream& stream) {
+  throw_if_failed();
+  validate_indexer_loss(in, support, loss);
+  if (!differentiates(in, support, loss)) return GenericKernels::indexer_loss(in, support, loss, stream);
+  if (loss.rows.size() == 0) return;
+  const NativeStream on = native(stream);
+  const DeviceGuard guard(context());
+  const std::int64_t rows = in.index_q.size(0), first = loss.rows.begin;
+  const std::int64_t topk = support.indices.size(1);
+  const Tensor lists = scratch("lists", stream, DType::i32, 2 * rows);
+  auto* const plain_length = lists.data_as<std::int32_t>();
+  std::int32_t* const other = plain_length + rows;
+  const auto* const indices = support.indices.data_as<const std::int32_t>();
+  check(launchers::launch_plain_lists(
+            {loss.rows.size(), in.index_k.size(0), static_cast<std::int32_t>(topk), indices + first * topk,
+             support.length.data_as<const std::int32_t>() + first, plain_length + first, other + first},
+            on.handle),
+        "the check of lists", context().ordinal);
+  launchers::IndexerLossArgs args;
+  args.e4m3 = in.index_q.dtype() == DType::f8e4m3;
+  args.heads = static_cast<std::int32_t>(in.index_q.size(1));
+  args.topk = static_cast<std::int32_t>(topk);
+  args.relu = in.relu;
+  args.keys = in.index_k.size(0);
+  args.row_begin = first;
+  args.row_end = loss.rows.end;
+  args.q = packed("index_q", in.index_q, stream);
+  args.w = static_cast<const float*>(packed("index_w", in.index_w, stream));
+  args.k = packed("index_k", in.index_k, stream);
+  args.k_scale = static_cast<const float*>(packed("index_k_scale", in.index_k_scale, stream));
+  args.indices = indices;
+  args.length = plain_length;
+  args.head_sums = loss.head_sums.data_as<const float>();
+  args.head_sums_stride = loss.head_sums.stride(0);
+  args.loss_scale = loss.loss_scale;
+  args.upstream = loss.upstream;
+  args.loss = loss.loss.data_as<double>();
+  args.d_index_q = loss.d_index_q.data();
+  args.d_index_w = loss.d_index_w.data_as<float>();
+  args.d_index_k = loss.d_index_k.data_as<float>();
+  check(launchers::launch_indexer_loss(args, on.handle), "the indexer loss", context().ordinal);
+  generic::indexer_loss(on, in, support, loss, fault(), other);
 }
 
 }  // namespace

@@ -235,6 +235,15 @@ __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
   return out;
 }
+/// Two e4m3 codes as bf16, which has all their values.
+__device__ __forceinline__ std::uint32_t bf16_from_e4m3(std::uint32_t codes) {
+  std::uint32_t out;
+  asm("{\n.reg .b32 both;\n.reg .b16 low, high;\n.reg .f32 x, y;\ncvt.rn.f16x2.e4m3x2 both, %1;\n"
+      "mov.b32 {low, high}, both;\ncvt.f32.f16 x, low;\ncvt.f32.f16 y, high;\ncvt.rn.bf16x2.f32 %0, y, x;\n}\n"
+      : "=r"(out)
+      : "h"(static_cast<std::uint16_t>(codes)));
+  return out;
+}
 /// 2^x by the special function unit; 0 for -infinity.
 __device__ __forceinline__ float exp2_fast(float x) {
   float out;

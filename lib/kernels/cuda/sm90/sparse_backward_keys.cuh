@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "row_scatter.cuh"
 #include "sparse_backward_shared.cuh"
 #include "wgmma_attention.cuh"
 
@@ -151,42 +152,14 @@ struct KeyPassMatrixRole {
     if constexpr (Rope) pin(rope);
   }
 
-  /// Adds columns `column` .. + 2 Count to the rows of dkv, null if there is none, that `to_rows` has for the tile's
-  /// rows lane / 4 and lane / 4 + 8 of this warp. A thread has two columns of eight and two rows; lanes of a pair
-  /// exchange, so that each adds four columns, and four lanes 64 bytes of a row.
-  template <int Count>
-  __device__ __forceinline__ void add(const float (&acc)[Count], float* const (&to_rows)[2], int column) const {
-    const bool odd = (lane & 1) != 0;
-    const int at = column + (odd ? 8 : 0) + (lane & 2) * 2;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const bool there = to_rows[half] != nullptr;
-      float* const to = to_rows[half] + at;
-#pragma unroll
-      for (int group = 0; group < Count / 8; ++group) {
-        const int even_at = 8 * group + 2 * half, odd_at = even_at + 4;
-        const float x = __shfl_xor_sync(whole_warp, odd ? acc[even_at] : acc[odd_at], 1);
-        const float y = __shfl_xor_sync(whole_warp, odd ? acc[even_at + 1] : acc[odd_at + 1], 1);
-        const float own[2] = {odd ? acc[odd_at] : acc[even_at], odd ? acc[odd_at + 1] : acc[even_at + 1]};
-        if (!there) continue;
-        const float4 four = odd ? make_float4(x, y, own[0], own[1]) : make_float4(own[0], own[1], x, y);
-        if constexpr (Ordered) {
-          *reinterpret_cast<float4*>(to + 16 * group) = four;
-        } else {
-          add_four(to + 16 * group, four.x, four.y, four.z, four.w);
-        }
-      }
-    }
-  }
-
   template <int Half>
   __device__ __forceinline__ void tile(Shared& s, float* const (&to_rows)[2], std::uint32_t stage, bool last) {
     constexpr bool with_rope = Half == 0 && has_rope;
     multiply<with_rope>(s, stage);
     release(s.empty[stage]);
     if (last) release(s.q_empty);
-    add(sum, to_rows, 256 * Half);
-    if constexpr (with_rope) add(rope, to_rows, 512);
+    scatter_columns<Ordered>(sum, to_rows, 256 * Half, lane);
+    if constexpr (with_rope) scatter_columns<Ordered>(rope, to_rows, 512, lane);
   }
 
   /// Where the entry's gradient goes; null for one that is no row.

@@ -5,9 +5,9 @@
 
 #include "wgmma_operands.hpp"
 
-/// Warpgroup matrix instructions of sparse attention, bf16 with fp32 accumulators: D[64 x N] (+)= A[64 x 16] B[16 x N].
-/// `accumulate` false starts from zero. Operands in shared memory are given by the lower words of their descriptors
-/// (see swizzled_operand): the upper one is the same for all, and 64-bit sums would cost registers.
+/// Warpgroup matrix instructions of sparse attention and the indexer loss, bf16 with fp32 accumulators: D[64 x N] (+)=
+/// A[64 x 16] B[16 x N]. `accumulate` false starts from zero. Operands in shared memory are given by the lower words of
+/// their descriptors (see swizzled_operand): the upper one is the same for all, and 64-bit sums would cost registers.
 namespace tandem::detail::sm90 {
 // clang-format off
 
@@ -45,6 +45,9 @@ __device__ __forceinline__ void wgmma_tk(float (&acc)[8], std::uint32_t a, std::
 __device__ __forceinline__ void wgmma_tk(float (&acc)[16], std::uint32_t a, std::uint32_t b, bool accumulate) {
   TANDEM_WGMMA(16, "m64n32k16", TANDEM_DESCRIPTOR("a", "%16") TANDEM_DESCRIPTOR("b", "%17"), "a, b, p, 1, 1, 1, 0", "%18", "r"(a), "r"(b));
 }
+__device__ __forceinline__ void wgmma_tk(float (&acc)[32], std::uint32_t a, std::uint32_t b, bool accumulate) {
+  TANDEM_WGMMA(32, "m64n64k16", TANDEM_DESCRIPTOR("a", "%32") TANDEM_DESCRIPTOR("b", "%33"), "a, b, p, 1, 1, 1, 0", "%34", "r"(a), "r"(b));
+}
 
 /// A K-major in shared memory, B transposed.
 __device__ __forceinline__ void wgmma_kt(float (&acc)[32], std::uint32_t a, std::uint32_t b, bool accumulate) {
@@ -61,6 +64,11 @@ __device__ __forceinline__ void wgmma_tt(float (&acc)[64], std::uint32_t a, std:
   TANDEM_WGMMA(64, "m64n128k16", TANDEM_DESCRIPTOR("a", "%64") TANDEM_DESCRIPTOR("b", "%65"), "a, b, p, 1, 1, 1, 1", "%66", "r"(a), "r"(b));
 }
 /// A in registers, B transposed in shared memory.
+__device__ __forceinline__ void wgmma_rt(float (&acc)[32], const std::uint32_t (&a)[4], std::uint32_t b, bool accumulate) {
+  TANDEM_WGMMA(32, "m64n64k16", TANDEM_DESCRIPTOR("b", "%36"),
+                   "{%32, %33, %34, %35}, b, p, 1, 1, 1", "%37",
+                   "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
+}
 __device__ __forceinline__ void wgmma_rt(float (&acc)[128], const std::uint32_t (&a)[4], std::uint32_t b, bool accumulate) {
   TANDEM_WGMMA(128, "m64n256k16", TANDEM_DESCRIPTOR("b", "%132"),
                     "{%128, %129, %130, %131}, b, p, 1, 1, 1", "%133",
