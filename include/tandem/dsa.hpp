@@ -124,6 +124,9 @@ class TANDEM_EXPORT DsaAttention {
   ~DsaAttention();
   DsaAttention(DsaAttention&&) noexcept;
 
+  /// `options` with carry_rows and block_rows such that the kernels use all of the device: the next multiples of what
+  /// works at the same time. Ranks have to use the same, which is what they get on devices of the same model.
+  PlanOptions plan_options(PlanOptions options = {}) const;
   /// Collective, blocks, once per batch shape. See Communicator::prepare.
   void prepare(const Plan& plan);
 

@@ -134,6 +134,13 @@ struct IndexerLoss {
   Tensor d_index_k;         ///< f32 [n, 128], added to; or empty
 };
 
+/// Rows that the device works on at the same time. Of a call with fewer rows, or with some more than a multiple, part
+/// of the device has nothing to do for a while.
+struct ConcurrentRows {
+  std::int64_t indexer = 1;
+  std::int64_t backward = 1;
+};
+
 class TANDEM_EXPORT KernelSet {
  public:
   virtual ~KernelSet() = default;
@@ -147,6 +154,8 @@ class TANDEM_EXPORT KernelSet {
   virtual void throw_if_failed() {}
   /// Bytes of device memory that this set holds beside the arguments of its calls, now.
   virtual std::uint64_t scratch_bytes() const { return 0; }
+  /// With so many heads of attention and of the indexer.
+  virtual ConcurrentRows concurrent_rows(std::int64_t /*heads*/, std::int64_t /*index_heads*/) const { return {}; }
 
   /// One step of the plan: rows of `step.rows` look at `step.keys`. Carried rows are numbered in the order of
   /// step.rows. If step.first their state starts empty, else it continues; if step.last their lists are written, else

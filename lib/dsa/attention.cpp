@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "comm/prepared.hpp"
@@ -69,6 +70,15 @@ DsaAttention::~DsaAttention() = default;
 DsaAttention::DsaAttention(DsaAttention&&) noexcept = default;
 
 const DsaConfig& DsaAttention::config() const noexcept { return impl_->config; }
+
+PlanOptions DsaAttention::plan_options(PlanOptions options) const {
+  const auto next_multiple = [](std::int64_t rows, std::int64_t of) { return (rows + of - 1) / of * of; };
+  const ConcurrentRows at_once = impl_->kernels->concurrent_rows(config().heads, config().index_heads);
+  options.carry_rows = next_multiple(options.carry_rows, at_once.indexer);
+  options.block_rows = next_multiple(options.block_rows, at_once.backward);
+  return options;
+}
+
 void DsaAttention::prepare(const Plan& plan) { impl_->prepare(plan); }
 DsaMemory DsaAttention::memory(const Plan& plan) const { return impl_->memory(plan); }
 
@@ -142,6 +152,10 @@ void DsaAttention::Impl::prepare(const Plan& plan) {
   if (!on_gpu()) return;
   constexpr std::chrono::seconds patience{60};  // with whatever else the GPU does
   tables.insert_or_assign(plan.hash(), detail::make_plan_tables(plan, comm->device(), Deadline::after(patience)));
+  const auto carries = [](const IndexerStep& step) { return !step.last; };
+  if (!side.valid() && std::any_of(plan.indexer_steps().begin(), plan.indexer_steps().end(), carries)) {
+    side = detail::SideStream(comm->device());
+  }
 }
 
 void DsaAttention::Impl::check_inputs(const Plan& plan, const DsaInputs& in) const {

@@ -11,6 +11,7 @@
 #include "device/stream_memory.hpp"
 #include "device/temporaries.hpp"
 #include "dsa/plan_tables.hpp"
+#include "dsa/side_stream.hpp"
 #include "tandem/dsa.hpp"
 
 namespace tandem {
@@ -80,6 +81,7 @@ struct DsaAttention::Impl {
   std::map<std::uint64_t, detail::PlanTables> tables = {};  ///< of prepared plans, by hash; GPUs only
   detail::Temporaries temporaries = {};
   detail::StreamMemory results;
+  detail::SideStream side = {};  ///< GPUs only, once a plan has rows that keep their state
 
   BatchSpec batch_spec() const;
   void prepare(const Plan& plan);

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "dsa/attention_impl.hpp"
 
@@ -58,19 +59,24 @@ void DsaAttention::Impl::select(const Plan& plan, const DsaInputs& in, const Wor
                         temporaries.take("length", stream, DType::i32, {carried})};
   keep.add(std::make_shared<TopkState>(state));
   IndexerInputs indexer = indexer_inputs(plan, in, index_keys(gather));
+  // Rows that keep their state are too few to fill a GPU, which the others' steps do meanwhile.
+  std::optional<detail::SideStream::Fork> fork;
+  if (on_gpu() && carried > 0) fork.emplace(side, stream);
   std::size_t number = 0;
   for (const IndexerStep& step : plan.indexer_steps()) {
+    const Stream& on = fork && !(step.first && step.last) ? fork->stream() : stream;
     // Each wait stands right before the step that needs it: whatever was enqueued so far runs meanwhile.
     for (const ChunkId chunk : step.chunks) {
-      for (const std::string& field : index_fields()) gather.wait(stream, field, chunk);
+      for (const std::string& field : index_fields()) gather.wait(on, field, chunk);
     }
     if (on_gpu()) {
       indexer.step_rows = tables_of(plan).steps[number].rows;
       indexer.step_keys = tables_of(plan).steps[number].keys;
     }
-    compute(stream, fmt::format("compute/indexer/{}", number++),
-            [&] { kernels->indexer_topk(step, indexer, state, lists, stream); });
+    compute(on, fmt::format("compute/indexer/{}", number++),
+            [&] { kernels->indexer_topk(step, indexer, state, lists, on); });
   }
+  if (fork) fork->join();
 }
 
 DsaAttention::Forward DsaAttention::Impl::forward(const Plan& plan, const DsaInputs& in, const Stream& stream) {

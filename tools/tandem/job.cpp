@@ -140,10 +140,10 @@ SequenceLayout DsaJob::layout(int over_ranks) const {
                                         : SequenceLayout::contiguous(offsets, over_ranks, padded);
 }
 
-PlanOptions DsaJob::plan_options(int over_ranks) const {
+PlanOptions DsaJob::plan_options(int over_ranks, const PlanOptions& most) const {
   std::int64_t rows = 0;
   for (const std::int64_t length : lengths) rows += pad_to.value_or(length);
-  PlanOptions options;
+  PlanOptions options = most;
   options.chunk_tokens = chunk_tokens > 0 ? chunk_tokens : part_of_shard(rows, over_ranks, 8, options.chunk_tokens);
   options.carry_rows = part_of_shard(rows, over_ranks, 4, options.carry_rows);
   options.block_rows = part_of_shard(rows, over_ranks, 8, options.block_rows);

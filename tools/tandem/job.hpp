@@ -70,7 +70,8 @@ struct DsaJob {
   DType indexer_dtype() const { return index_dtype.value_or(dtype); }
   /// Of these documents over `over_ranks` ranks.
   SequenceLayout layout(int over_ranks) const;
-  PlanOptions plan_options(int over_ranks) const;
+  /// `most`: what the kernels like.
+  PlanOptions plan_options(int over_ranks, const PlanOptions& most) const;
 };
 
 /// Where ranks come from: a launcher's RANK and WORLD_SIZE, if it set TANDEM_STORE or MASTER_ADDR beside them.

@@ -63,9 +63,9 @@ bool RankRun::idle(Deadline deadline) const noexcept {
 
 void RankRun::compute() {
   const SequenceLayout layout = job_.layout(ranks_);
-  plan_.emplace(layout, comm_->rank(), job_.plan_options(ranks_));
   attention_ =
       std::make_unique<DsaAttention>(*comm_, kernels_ = make_kernels(job_.kernels, device_, threads_), config_of(job_));
+  plan_.emplace(layout, comm_->rank(), job_.plan_options(ranks_, attention_->plan_options()));
   attention_->prepare(*plan_);
   memory_ = attention_->memory(*plan_);
   inputs_ = make_inputs();

@@ -60,7 +60,7 @@ std::string headline(const Report& report) {
                  "model {}: H {}, Hi {}, d {}, K {}, {}{}; kernels {}; chunks of at most {} tokens\n\n", job.model,
                  job.shape.heads, job.shape.index_heads, job.shape.dim, job.shape.topk, types,
                  job.wire == DType::bf16 ? ", gradients of keys travel as bf16" : "", report.kernels(),
-                 job.plan_options(job.ranks).chunk_tokens);
+                 job.plan_options(job.ranks, {}).chunk_tokens);
   return text;
 }
 

@@ -238,7 +238,7 @@ TEST(LossCheck, FindsWhatIsWrongAndNothingElse) {
       a.ranks = "1";
       a.index_dtype = dtype;
     });
-    const Plan plan(job.step(150).layout(1), 0, job.step(150).plan_options(1));
+    const Plan plan(job.step(150).layout(1), 0, job.step(150).plan_options(1, {}));
     const InputRows in = make_step_inputs(job.step(150), plan, device, true);
     const LandedKeys landed{in.inputs.index_k, in.inputs.index_k_scale, in.inputs.kv};
     const auto kernels = cpu_kernels({.threads = 1});

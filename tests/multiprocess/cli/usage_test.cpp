@@ -82,7 +82,7 @@ TEST(Job, LayoutHasPads) {
 TEST(Job, PlanOptionsAreAtLeastOneForTinyBatches) {
   DsaArguments a;
   a.docs = "0,1";
-  const PlanOptions options = make_job(a, std::nullopt).plan_options(4);
+  const PlanOptions options = make_job(a, std::nullopt).plan_options(4, {});
   EXPECT_GE(options.chunk_tokens, 1);
   EXPECT_GE(options.carry_rows, 1);
   EXPECT_GE(options.block_rows, 1);

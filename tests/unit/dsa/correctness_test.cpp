@@ -6,6 +6,7 @@
 #include <map>
 
 #include "support/random.hpp"
+#include "unit/dsa/forwarding_kernels.hpp"
 #include "unit/dsa/run.hpp"
 
 namespace tandem {
@@ -272,6 +273,33 @@ TEST(Options, GivenListsReplaceTheIndexer) {
     EXPECT_EQ(testing::lists_of(results, g.topk), expected);
     EXPECT_LE(testing::compare(problem, results, options.loss, options.dloss).worst(), 2e-5);
   }
+}
+
+class WideKernels : public testing::ForwardingKernels {
+ public:
+  using ForwardingKernels::ForwardingKernels;
+  ConcurrentRows concurrent_rows(std::int64_t heads, std::int64_t index_heads) const override {
+    return {index_heads * 100 + 28, heads};
+  }
+};
+
+TEST(Options, PlansAreMadeOfMultiplesOfWhatTheKernelsDoAtOnce) {
+  testing::ClusterOptions cluster;
+  cluster.ranks = 1;
+  testing::run_cluster(cluster, [](Communicator& comm) {
+    DsaConfig config;
+    config.heads = 66;
+    config.index_heads = 5;
+    const DsaAttention cpu(comm, cpu_kernels(), config);
+    EXPECT_EQ(cpu.plan_options().carry_rows, PlanOptions().carry_rows);
+    EXPECT_EQ(cpu.plan_options().block_rows, PlanOptions().block_rows);
+    const DsaAttention wide(comm, std::make_shared<WideKernels>(cpu_kernels()), config);
+    const PlanOptions options = wide.plan_options({.chunk_tokens = 77, .carry_rows = 529, .block_rows = 264});
+    EXPECT_EQ(options.chunk_tokens, 77);
+    EXPECT_EQ(options.carry_rows, 2 * 528);
+    EXPECT_EQ(options.block_rows, 264);
+    EXPECT_EQ(wide.plan_options({.carry_rows = 1, .block_rows = 1}).block_rows, 66);
+  });
 }
 
 TEST(Options, WrongInputsAreNamed) {

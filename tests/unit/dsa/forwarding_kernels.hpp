@@ -16,6 +16,9 @@ class ForwardingKernels : public KernelSet {
   std::string name() const override { return inner_->name(); }
   std::uint32_t numerics_version() const override { return inner_->numerics_version(); }
   std::uint64_t scratch_bytes() const override { return inner_->scratch_bytes(); }
+  ConcurrentRows concurrent_rows(std::int64_t heads, std::int64_t index_heads) const override {
+    return inner_->concurrent_rows(heads, index_heads);
+  }
   void indexer_topk(const IndexerStep& step, const IndexerInputs& in, const TopkState& state, const TopkLists& out,
                     const Stream& stream) override {
     inner_->indexer_topk(step, in, state, out, stream);

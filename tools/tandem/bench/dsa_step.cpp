@@ -39,9 +39,10 @@ DsaStep::DsaStep(const ComputeJob& job, Communicator& comm, std::shared_ptr<Kern
       kernels_(kernels),
       filler_(filler),
       seq_len_(seq_len),
-      plan_(job.step(seq_len).layout(comm.size()), comm.rank(), job.step(seq_len).plan_options(comm.size())),
-      rows_(make_step_inputs(job.step(seq_len), plan_, comm.device(), job.has_backward())),
       attention_(comm, kernels, job.config()),
+      plan_(job.step(seq_len).layout(comm.size()), comm.rank(),
+            job.step(seq_len).plan_options(comm.size(), attention_.plan_options())),
+      rows_(make_step_inputs(job.step(seq_len), plan_, comm.device(), job.has_backward())),
       ahead_(std::make_unique<ForwardKernels>(job, plan_, kernels, rows_.inputs, filler)) {
   if (job.has_backward()) {
     back_ = std::make_unique<BackwardKernels>(job, plan_, std::move(kernels), rows_.inputs, rows_.dout, *ahead_,

@@ -55,9 +55,9 @@ class DsaStep {
   const std::shared_ptr<KernelSet> kernels_;
   const RowFiller& filler_;
   const std::int64_t seq_len_;
+  DsaAttention attention_;
   const Plan plan_;
   const InputRows rows_;
-  DsaAttention attention_;
   std::unique_ptr<ForwardKernels> ahead_;
   std::unique_ptr<BackwardKernels> back_;  ///< null without a backward
   LandedKeys kept_;

@@ -15,7 +15,7 @@ ForwardKernels::ForwardKernels(const ComputeJob& job, const Plan& plan, std::sha
       plan_(plan),
       kernels_(std::move(kernels)),
       inputs_(inputs),
-      rows_(rows_of_plan(filler, plan)),
+      rows_(rows_in_one_step(filler, plan)),
       lists_(make_lists(filler, plan.rows(), job.shape.topk)),
       state_(make_state(filler.device(), rows_, job.shape.topk)) {
   const Device& device = filler.device();

@@ -2,6 +2,7 @@
 #include "tandem/bench/query_rows.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace tandem::cli {
 namespace {
@@ -59,16 +60,29 @@ QueryRows all_seeing_rows(const RowFiller& filler, std::int64_t count, std::int6
   return q;
 }
 
-QueryRows rows_of_plan(const RowFiller& filler, const Plan& plan) {
+namespace {
+
+QueryRows rows_in_steps(const RowFiller& filler, const Plan& plan, std::vector<IndexerStep> steps) {
   QueryRows q;
   q.rows = plan.rows();
   q.keys = plan.landed_rows();
   q.key_begin.assign(plan.key_begin().begin(), plan.key_begin().end());
   q.key_end.assign(plan.key_end().begin(), plan.key_end().end());
   q.position = q.key_end;
-  q.steps.assign(plan.indexer_steps().begin(), plan.indexer_steps().end());
+  q.steps = std::move(steps);
   add_tables(filler, q);
   return q;
+}
+
+}  // namespace
+
+QueryRows rows_of_plan(const RowFiller& filler, const Plan& plan) {
+  return rows_in_steps(filler, plan, {plan.indexer_steps().begin(), plan.indexer_steps().end()});
+}
+
+QueryRows rows_in_one_step(const RowFiller& filler, const Plan& plan) {
+  if (plan.rows() == 0) return rows_in_steps(filler, plan, {});
+  return rows_in_steps(filler, plan, {{{{0, plan.rows()}}, {{0, plan.landed_rows()}}, {}, true, true}});
 }
 
 QueryRows make_query_rows(const RowFiller& filler, const QueryChoice& choice, std::int64_t keys) {

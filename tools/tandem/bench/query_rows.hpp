@@ -35,8 +35,10 @@ struct QueryRows {
 
 /// `count` rows that all see all of `keys` landed rows, and are the last of them.
 QueryRows all_seeing_rows(const RowFiller& filler, std::int64_t count, std::int64_t keys);
-/// This rank's rows of a plan.
+/// This rank's rows of a plan, in its steps.
 QueryRows rows_of_plan(const RowFiller& filler, const Plan& plan);
+/// The same in one step, as if all keys were there from the beginning.
+QueryRows rows_in_one_step(const RowFiller& filler, const Plan& plan);
 /// Of a benchmark of kernels.
 QueryRows make_query_rows(const RowFiller& filler, const QueryChoice& choice, std::int64_t keys);
 

@@ -4,6 +4,8 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <bit>
 #include <mutex>
 
 #include "device/cuda/check.hpp"
@@ -113,6 +115,10 @@ class Sm90Kernels final : public GenericKernels {
     check(launchers::load_indexer_kernels(), "loading the indexer", context().ordinal);
     check(launchers::load_sparse_forward_kernels(), "loading the sparse forward", context().ordinal);
     check(launchers::load_plain_lists_kernel(), "loading the check of lists", context().ordinal);
+    int count = 0;
+    check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, context().ordinal), "cudaDeviceGetAttribute",
+          context().ordinal);
+    multiprocessors_ = count;
   }
 
   std::string name() const override { return "cuda.sm90"; }
@@ -122,6 +128,13 @@ class Sm90Kernels final : public GenericKernels {
   std::uint64_t scratch_bytes() const override {
     const std::lock_guard lock(mutex_);
     return scratch_.bytes();
+  }
+
+  ConcurrentRows concurrent_rows(std::int64_t heads, std::int64_t index_heads) const override {
+    // A multiprocessor has a query tile of the indexer, or 64 heads of a row.
+    const std::int64_t blocks = std::clamp<std::int64_t>((heads + 63) / 64, 1, multiprocessors_);
+    const auto rounded = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(index_heads)));
+    return {multiprocessors_ * (256 / std::clamp<std::int64_t>(rounded, 8, 64)), multiprocessors_ / blocks};
   }
 
   void indexer_topk(const IndexerStep& step, const IndexerInputs& in, const TopkState& state, const TopkLists& out,
@@ -143,6 +156,7 @@ class Sm90Kernels final : public GenericKernels {
     return scratch_.take(name, stream, dtype, {elements});
   }
 
+  std::int64_t multiprocessors_ = 1;
   mutable std::mutex mutex_;
   Temporaries scratch_;
 };
