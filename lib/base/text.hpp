@@ -2,10 +2,12 @@
 #pragma once
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace tandem::detail {
 
@@ -40,10 +42,9 @@ inline std::string format_bytes(std::uint64_t bytes) {
   return fmt::format("{:.0f} PiB", v);
 }
 
-/// "3, 5, 7": for lists of ranks in messages.
-template <class Range>
-std::string join_ranks(const Range& ranks) {
-  return fmt::format("{}", fmt::join(ranks, ", "));
+/// "rank 3", "ranks 3, 5, 7": for messages.
+inline std::string name_ranks(const std::vector<int>& ranks) {
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
 }  // namespace tandem::detail

@@ -2,6 +2,7 @@
 #include "bootstrap/join_server.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <poll.h>
 #include <sys/socket.h>
 

@@ -150,7 +150,6 @@ class CommunicatorImpl : public std::enable_shared_from_this<CommunicatorImpl> {
     }
   }
   void await_verdict();
-  void measure_clock_offset(const std::vector<std::string>& hosts, Deadline deadline);
   void on_notice(const Store::Notice& notice);
   void on_transfer_error(const Status& status);
   /// For threads that must not call back into the transport or the store: the watchdog calls fail().

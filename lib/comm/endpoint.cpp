@@ -168,10 +168,9 @@ void PluginEndpoint::connect(std::span<const std::string> addresses, Deadline de
     });
     if (waiting.empty()) return;
     if (deadline.passed()) {
-      throw Error(
-          ErrorCode::timeout,
-          fmt::format("transport {}: not connected to rank(s) {} in time", transport_.name, join_ranks(waiting)),
-          waiting.front());
+      throw Error(ErrorCode::timeout,
+                  fmt::format("transport {}: not connected to {} in time", transport_.name, name_ranks(waiting)),
+                  waiting.front());
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

@@ -47,12 +47,11 @@ std::string Meeting::get(const std::string& key, const std::string& name, Deadli
     const std::vector<int> ranks = missing(name);
     const auto waited = Deadline::Clock::now() - begin;
     if (deadline.passed()) {
-      const std::string who =
-          ranks.empty() ? "rank 0" : fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", join_ranks(ranks));
+      const std::string who = ranks.empty() ? "rank 0" : name_ranks(ranks);
       throw Error(ErrorCode::timeout, fmt::format("{}: {} did not come within {}", name, who, format_duration(waited)),
                   ranks.empty() ? 0 : ranks.front());
     }
-    if (!ranks.empty()) log::warn("{}: waiting for ranks {} ({})", name, join_ranks(ranks), format_duration(waited));
+    if (!ranks.empty()) log::warn("{}: waiting for {} ({})", name, name_ranks(ranks), format_duration(waited));
     interval *= 2;
   }
 }

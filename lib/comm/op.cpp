@@ -2,6 +2,7 @@
 #include "comm/op.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <set>

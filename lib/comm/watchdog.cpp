@@ -78,7 +78,7 @@ void CommunicatorImpl::watch_ops(const std::vector<std::shared_ptr<OpState>>& op
     due = std::max(due, running) * 2;
     const std::vector<int> ranks = op->missing_ranks();
     if (!ranks.empty())
-      log::warn("{}: waiting for ranks {} ({})", op->describe(), join_ranks(ranks), format_duration(running));
+      log::warn("{}: waiting for {} ({})", op->describe(), name_ranks(ranks), format_duration(running));
   }
 }
 

@@ -2,6 +2,7 @@
 #include "tandem/tensor.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <vector>
 

@@ -77,7 +77,7 @@ int report_run(const DsaJob& job, const RankRun& run) {
   if (job.check) report.check = check(job, run.results());
   if (!job.trace.empty()) write_atomically(job.trace, perfetto_json(run.spans()));
   const std::string text = job.json ? report.to_json().dump() + "\n" : report.to_text();
-  write_all(STDOUT_FILENO, text);
+  print_result(text);
   if (report.ok()) return exit_ok;
   for (const std::string& fault : report.check->faults()) {
     write_all(STDERR_FILENO, fmt::format("tandem: check failed: {}\n", fault));

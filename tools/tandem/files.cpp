@@ -58,7 +58,7 @@ std::string obstacle(const std::string& path) {
 
 }  // namespace
 
-std::string read_input_file(std::string_view option, const std::string& path) {
+std::string read_input_file(std::string_view option, const std::string& path, std::size_t most) {
   const auto fail = [&](int error) {
     throw UsageError(fmt::format("{}: cannot read '{}': {}", option, path, std::strerror(error)));
   };
@@ -71,6 +71,7 @@ std::string read_input_file(std::string_view option, const std::string& path) {
     if (n == 0) return content;
     if (n > 0) {
       content.append(buffer, static_cast<std::size_t>(n));
+      if (content.size() > most) fail(EFBIG);
     } else if (errno != EINTR) {
       fail(errno);
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <arpa/inet.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
@@ -232,7 +233,7 @@ std::string info_text(const json& info, const detail::Topology& topology) {
   text += "\nenvironment\n";
   for (const json& v : info["environment"]) {
     const std::string value = get(v, "value");
-    fmt::format_to(out, "  {:<18} {:<24} {}\n", get(v, "name"), value.empty() ? "(not set)" : value, get(v, "meaning"));
+    fmt::format_to(out, "  {:<19} {:<24} {}\n", get(v, "name"), value.empty() ? "(not set)" : value, get(v, "meaning"));
   }
   return text;
 }
@@ -246,7 +247,7 @@ int run_info(bool as_json, bool with_routes) {
   const json info = info_json(topology, routes);
   std::string text = as_json ? info.dump() + "\n" : info_text(info, topology);
   if (with_routes && !as_json) text += routes_text(routes, devices);
-  write_all(STDOUT_FILENO, text);
+  print_result(text);
   return exit_ok;
 }
 

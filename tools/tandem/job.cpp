@@ -7,8 +7,11 @@
 #include <limits>
 
 #include "base/env.hpp"
+#include "base/machine.hpp"
+#include "base/text.hpp"
 #include "files.hpp"
 #include "kernel_sets.hpp"
+#include "tandem/kernels.hpp"
 #include "usage.hpp"
 
 namespace tandem::cli {
@@ -49,7 +52,7 @@ void choose_documents(const DsaArguments& a, DsaJob& job) {
     job.lengths = parse_integers("--docs", *a.docs, 0, most_rows);
   } else if (!a.input.empty()) {
     for (const std::string& path : a.input) {
-      job.texts.push_back(read_input_file("--input", path));
+      job.texts.push_back(read_input_file("--input", path, most_rows));
       job.lengths.push_back(static_cast<std::int64_t>(job.texts.back().size()));
     }
   } else {
@@ -105,6 +108,17 @@ void choose_ranks(const DsaArguments& a, const std::optional<LaunchedRank>& laun
   if (job.transport == "loopback" && launched->size > 1) {
     throw UsageError("--transport: loopback ranks are threads of one process; a launcher made several");
   }
+}
+
+// A lower bound of what the ranks of this host need together: rather said here than by whom the system kills first.
+void expect_memory(const DsaJob& job) {
+  std::int64_t rows = 0;
+  for (const std::int64_t length : job.lengths) rows += job.pad_to.value_or(length);
+  const std::int64_t row_elements = 2 * job.shape.heads * (job.shape.dim + value_dim);  // q, out and their gradients
+  const std::uint64_t bytes = static_cast<std::uint64_t>(rows * row_elements) * size_of(job.dtype);
+  if (bytes <= detail::machine_memory()) return;
+  throw UsageError(fmt::format("queries, outputs and their gradients of {} rows take {}, this machine has {}", rows,
+                               detail::format_bytes(bytes), detail::format_bytes(detail::machine_memory())));
 }
 
 // Small shards still get several chunks and blocks, so that there is something to overlap.
@@ -202,6 +216,7 @@ DsaJob make_job(const DsaArguments& a, const std::optional<LaunchedRank>& launch
   job.memory = a.memory;
   job.json = a.json;
   choose_documents(a, job);
+  if (!launched && job.device == DeviceKind::host) expect_memory(job);
   if (a.trace) {
     job.trace = *a.trace;
     if (!launched || launched->rank == 0) test_writable("--trace", job.trace);

@@ -136,12 +136,18 @@ class Cli {
       app_.parse(reversed);
     } catch (const CLI::ParseError& error) {
       if (error.get_exit_code() == 0) return app_.exit(error);  // --help, --version
-      throw UsageError(error.what());
+      throw UsageError(names_unknown_command(all) ? fmt::format("there is no command '{}'", all[1]) : error.what());
     }
     return action_();
   }
 
  private:
+  // CLI11 then only says that a command is missing.
+  bool names_unknown_command(const std::vector<std::string>& arguments) {
+    return arguments.size() > 1 && !arguments[1].starts_with("-") &&
+           app_.get_subcommands([&](const CLI::App* c) { return c->get_name() == arguments[1]; }).empty();
+  }
+
   void add_launch() {
     CLI::App* launch = app_.add_subcommand("launch", "Run a command as N ranks on this host");
     launch->add_option("COMMAND", launch_.command, "What to run, with its arguments; a '--' may stand in front");

@@ -85,7 +85,7 @@ struct ChildPlan {
 
 }  // namespace
 
-void write_all(int fd, std::string_view bytes) noexcept {
+bool write_all(int fd, std::string_view bytes) noexcept {
   while (!bytes.empty()) {
     const ssize_t n = ::write(fd, bytes.data(), bytes.size());
     if (n >= 0) {
@@ -94,9 +94,15 @@ void write_all(int fd, std::string_view bytes) noexcept {
       pollfd ready{fd, POLLOUT, 0};
       poll(&ready, 1, -1);
     } else if (errno != EINTR) {
-      return;
+      return false;
     }
   }
+  return true;
+}
+
+void print_result(std::string_view text) {
+  if (write_all(STDOUT_FILENO, text)) return;
+  throw Error(ErrorCode::invalid_argument, fmt::format("cannot write to stdout: {}", std::strerror(errno)));
 }
 
 std::string describe_signal(int signal) { return fmt::format("signal {} ({})", signal, strsignal(signal)); }

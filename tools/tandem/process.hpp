@@ -17,8 +17,10 @@ namespace tandem::cli {
 
 using detail::Fd;
 
-/// Writes all of it, through interruptions and full pipes; gives up silently where nobody reads.
-void write_all(int fd, std::string_view bytes) noexcept;
+/// Writes all of it, through interruptions and full pipes. False, and errno, if it cannot.
+bool write_all(int fd, std::string_view bytes) noexcept;
+/// The same to stdout. Throws Error if it cannot: a result that is not there must not look like a success.
+void print_result(std::string_view text);
 
 /// "signal 9 (Killed)".
 std::string describe_signal(int signal);

@@ -2,13 +2,13 @@
 #include "device/host/device.hpp"
 
 #include <fmt/format.h>
-#include <sys/sysinfo.h>
 
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
 
+#include "base/machine.hpp"
 #include "base/text.hpp"
 #include "device/host/flag.hpp"
 #include "tandem/trace.hpp"
@@ -17,13 +17,6 @@ namespace tandem::detail {
 namespace {
 
 constexpr std::size_t alignment = 256;
-
-// With overcommit the system grants what it cannot keep, and the process dies when it touches it.
-std::uint64_t machine_memory() {
-  struct sysinfo info {};
-  if (::sysinfo(&info) != 0) return UINT64_MAX;
-  return (static_cast<std::uint64_t>(info.totalram) + info.totalswap) * info.mem_unit;
-}
 
 }  // namespace
 

@@ -32,9 +32,10 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{{"--seq-len", "-5"}, "--seq-len: -5 is too small"}, Bad{{"--seq-len", "0"}, "--seq-len: 0 is too small"},
         Bad{{"--seq-len", "4294967296"}, "too large"}, Bad{{"--docs", "5,-1,3"}, "--docs: -1 is too small"},
         Bad{{"--docs", "5,,3"}, "--docs: '' is not a whole number"},
-        Bad{{"--docs", "2000000000,2000000000"}, "more than 2147483647 rows"}, Bad{{"--docs", ""}, "--docs"},
-        Bad{{"--topk", "0"}, "--topk: 0 is too small"}, Bad{{"--heads", "0"}, "--heads: 0 is too small"},
-        Bad{{"--index-heads", "0"}, "--index-heads: 0 is too small"},
+        Bad{{"--docs", "2000000000,2000000000"}, "more than 2147483647 rows"},
+        Bad{{"--seq-len", "2000000000", "--model", "deepseek-v3.2"}, "2000000000 rows take 2 PiB, this machine has"},
+        Bad{{"--docs", ""}, "--docs"}, Bad{{"--topk", "0"}, "--topk: 0 is too small"},
+        Bad{{"--heads", "0"}, "--heads: 0 is too small"}, Bad{{"--index-heads", "0"}, "--index-heads: 0 is too small"},
         Bad{{"--chunk-tokens", "0"}, "--chunk-tokens: 0 is too small"},
         Bad{{"--model", "gpt"}, "--model: 'gpt' is unknown; it is one of tiny, deepseek-v3.2, glm-5"},
         Bad{{"--layout", "striped"}, "one of contiguous, zigzag"}, Bad{{"--dtype", "fp8"}, "one of fp32, bf16"},
@@ -66,8 +67,19 @@ TEST(DsaDevice, CudaNeedsAGpu) {
 
 TEST(Usage, NoOrUnknownCommand) {
   EXPECT_EQ(run_tandem({}).code, 2);
-  EXPECT_EQ(run_tandem({"attend"}).code, 2);
+  const Ended unknown = run_tandem({"attend"});
+  EXPECT_EQ(unknown.code, 2);
+  EXPECT_THAT(unknown.err, HasSubstr("there is no command 'attend'"));
   EXPECT_EQ(run_tandem({"info", "extra"}).code, 2);
+}
+
+TEST(Usage, AResultThatCannotBeWrittenIsAFailure) {
+  for (const char* command : {"info", "dsa --seq-len 64", "dsa --ranks 1 --seq-len 64 --json",
+                              "bench gather --ranks 1 -b 64K -e 64K -n 1", "bench topk --seq-len 64 -n 1"}) {
+    const Ended e = Running({"sh", "-c", "exec \"$0\" " + std::string(command) + " >/dev/full", TANDEM_COMMAND}).wait();
+    EXPECT_EQ(e.code, 1) << command;
+    EXPECT_THAT(e.err, HasSubstr("cannot write to stdout: No space left")) << command;
+  }
 }
 
 TEST(DsaUsageUnderALauncher, NamesTheRank) {

@@ -30,9 +30,9 @@ TEST(Files, WritesAllOrNothingAndLeavesNothingBeside) {
   const testing::TemporaryFolder folder;
   const std::string path = folder.write("out.json", "old");
   test_writable("--trace", path);
-  EXPECT_EQ(read_input_file("--input", path), "old");
+  EXPECT_EQ(read_input_file("--input", path, 100000), "old");
   write_atomically(path, std::string(100000, 'x'));
-  EXPECT_EQ(read_input_file("--input", path), std::string(100000, 'x'));
+  EXPECT_EQ(read_input_file("--input", path, 100000), std::string(100000, 'x'));
   EXPECT_THAT(folder.files(), ElementsAre("out.json"));
 }
 
@@ -54,8 +54,10 @@ TEST(Files, SayWhatIsInTheWay) {
   EXPECT_THAT(message_of([&] { test_writable("--trace", "/dev/null"); }), HasSubstr("not a regular file"));
   EXPECT_THAT(message_of([&] { write_atomically("/dev/null", "x"); }), HasSubstr("not a regular file"));
   EXPECT_THAT(message_of([&] { write_atomically(nowhere, "x"); }), HasSubstr("No such file"));
-  EXPECT_THAT(message_of([&] { read_input_file("--input", nowhere); }), HasSubstr("'" + nowhere + "': No such file"));
-  EXPECT_THAT(message_of([&] { read_input_file("--input", folder.path("")); }), HasSubstr("Is a directory"));
+  EXPECT_THAT(message_of([&] { read_input_file("--input", nowhere, 1); }),
+              HasSubstr("'" + nowhere + "': No such file"));
+  EXPECT_THAT(message_of([&] { read_input_file("--input", folder.path(""), 1); }), HasSubstr("Is a directory"));
+  EXPECT_THAT(message_of([&] { read_input_file("--input", "/dev/zero", 1000); }), HasSubstr("File too large"));
   EXPECT_TRUE(folder.files().empty());
 }
 

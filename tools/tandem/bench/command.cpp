@@ -45,7 +45,7 @@ using RankMain = std::function<std::uint64_t(Communicator& comm, BenchRanks& ran
 std::string route_of(const Communicator& comm) { return comm.size() > 1 ? comm.route(1) : ""; }
 
 void print(const Communicator& comm, const std::string& text) {
-  if (comm.rank() == 0) write_all(STDOUT_FILENO, text);
+  if (comm.rank() == 0) print_result(text);
 }
 
 template <class Report>
