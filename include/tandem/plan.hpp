@@ -85,7 +85,7 @@ class TANDEM_EXPORT Plan {
   /// -1 if the row is not needed here.
   std::int64_t to_landed(std::int64_t position) const;
   /// Per local row, the landed rows [begin, end) that it sees: rows() entries each. begin == end for rows that see
-  /// none: pads and keys alone. Neither ever descends from one row to the next.
+  /// none: pads and keys alone. Ends never descend from one row to the next, nor do begins among rows that see some.
   std::span<const std::int64_t> key_begin() const noexcept;
   std::span<const std::int64_t> key_end() const noexcept;
 

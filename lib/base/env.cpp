@@ -20,7 +20,8 @@ constexpr Variable threads_variable{"TANDEM_THREADS",
                                     "threads the cpu kernels use in a rank (default: cores / local ranks)"};
 constexpr Variable store_variable{"TANDEM_STORE", "where ranks meet: <host>:<port>/<token>; set by tandem launch"};
 constexpr Variable interface_variable{"TANDEM_INTERFACE", "address or interface name that tcp binds and advertises"};
-constexpr Variable transport_variable{"TANDEM_TRANSPORT", "the transport to use, or several as cuda_p2p,nccl; tandem info lists them"};
+constexpr Variable transport_variable{"TANDEM_TRANSPORT",
+                                      "the transport to use, or several as cuda_p2p,nccl; tandem info lists them"};
 constexpr Variable nccl_library_variable{"TANDEM_NCCL_LIBRARY", "the NCCL to load (default: libnccl.so.2)"};
 constexpr Variable rank_variable{"RANK", "this process's rank; set by tandem launch or torchrun"};
 constexpr Variable world_size_variable{"WORLD_SIZE", "number of ranks; set by tandem launch or torchrun"};

@@ -45,10 +45,9 @@ TEST(Text, ByteCounts) {
   EXPECT_EQ(format_bytes(std::numeric_limits<std::uint64_t>::max()), "16384 PiB");
 }
 
-TEST(Text, RankLists) {
-  EXPECT_EQ(join_ranks(std::vector<int>{}), "");
-  EXPECT_EQ(join_ranks(std::vector<int>{3}), "3");
-  EXPECT_EQ(join_ranks(std::set<int>{5, 3}), "3, 5");
+TEST(Text, NamesOfRanks) {
+  EXPECT_EQ(name_ranks({3}), "rank 3");
+  EXPECT_EQ(name_ranks({5, 3}), "ranks 5, 3");
 }
 
 TEST(Thread, LongNamesAreCut) {

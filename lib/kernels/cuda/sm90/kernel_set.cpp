@@ -274,7 +274,7 @@ void Sm90Kernels::indexer_loss(const IndexerInputs& in, const LossSupport& suppo
   throw_if_failed();
   validate_indexer_loss(in, support, loss);
   if (!differentiates(in, support, loss)) return GenericKernels::indexer_loss(in, support, loss, stream);
-  if (loss.rows.size() == 0) return;
+  if (loss.rows.empty()) return;
   const NativeStream on = native(stream);
   const DeviceGuard guard(context());
   const std::int64_t rows = in.index_q.size(0), first = loss.rows.begin;
