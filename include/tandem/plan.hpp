@@ -115,7 +115,8 @@ class TANDEM_EXPORT Plan {
   /// slices of a shard need not wait for the whole gather. Among these is the step that ends the carried rows, over the
   /// keys of others, first = false. They are ordered by the last chunk they wait for; of equals the carried rows lead.
   std::span<const IndexerStep> indexer_steps() const noexcept;
-  /// Blocks of at most block_rows local rows, descending in global position; together all local rows.
+  /// Blocks of at most block_rows local rows, descending in global position. They begin and end with rows that see
+  /// keys, and rows outside them see none.
   std::span<const RowRange> query_blocks() const noexcept;
   /// Chunks of which this rank needs rows and which no query of a later block sees, in arrival order. Each chunk of
   /// arrivals() is final after exactly one block.

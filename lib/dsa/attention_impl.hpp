@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <string>
@@ -67,6 +68,9 @@ void to_global_lists(const Plan& plan, const Tensor& indices, const Tensor& leng
 
 void check_tensor(const char* name, const Tensor& tensor, DType dtype, std::initializer_list<std::int64_t> shape);
 void zero_on(const Stream& stream, const Tensor& tensor);
+/// Zeroes what no block of queries writes. Tensors have a row for each local row; those that are not valid are left
+/// out.
+void zero_silent_rows(const Stream& stream, const Plan& plan, std::initializer_list<Tensor> tensors);
 
 }  // namespace detail
 

@@ -34,6 +34,7 @@ DsaAttention::Backward DsaAttention::Impl::backward(DsaContext::Data& context, c
 
   DsaGradients g;
   g.dq = allocate(stream, config.dtype, {s, config.heads, config.dim});
+  detail::zero_silent_rows(stream, plan, {g.dq});
   g.dkv = allocate(stream, DType::f32, {s, config.dim});
   const Tensor dkv = temporaries.take("dkv", stream, DType::f32, {n, config.dim});
   detail::zero_on(stream, dkv);

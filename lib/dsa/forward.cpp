@@ -159,6 +159,7 @@ void DsaAttention::Impl::run_loss(const DsaContext::Data& context, const DsaInpu
   const Tensor tile =
       dense ? temporaries.take("tile", stream, DType::f32, {loss_block_rows(plan), most_visible_keys(plan)}) : Tensor();
   const char* pass = loss.d_index_k.valid() ? "indexer_backward" : "indexer_loss";
+  detail::zero_silent_rows(stream, plan, {loss.loss, loss.d_index_q, loss.d_index_w});
   for (std::size_t b = 0; b < plan.query_blocks().size(); ++b) {
     loss.rows = plan.query_blocks()[b];
     compute(stream, fmt::format("compute/{}/{}", pass, b), [&] {

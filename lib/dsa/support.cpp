@@ -78,6 +78,21 @@ void zero_on(const Stream& stream, const Tensor& tensor) {
   });
 }
 
+void zero_silent_rows(const Stream& stream, const Plan& plan, std::initializer_list<Tensor> tensors) {
+  const auto zero = [&](std::int64_t begin, std::int64_t end) {
+    if (begin == end) return;
+    for (const Tensor& tensor : tensors) {
+      if (tensor.valid()) zero_on(stream, tensor.rows(begin, end - begin));
+    }
+  };
+  std::int64_t end = plan.rows();
+  for (const RowRange& block : plan.query_blocks()) {
+    zero(block.end, end);
+    end = block.begin;
+  }
+  zero(0, end);
+}
+
 }  // namespace tandem::detail
 
 namespace tandem {

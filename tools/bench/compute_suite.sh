@@ -46,6 +46,7 @@ if [ "$ranks" -gt 1 ]; then
     bench "dsa-step-$heads-heads" dsa-step --heads "$heads" --ranks "$ranks" --seq-len 8192,16384,32768,65536 -n 10 -w 2
     bench "dsa-step-$heads-heads-slow-link" dsa-step --heads "$heads" --ranks "$ranks" --seq-len 8192,65536 --slow-link 8 -n 10 -w 2
   done
+  bench dsa-step-emulated dsa-step --heads 16 --ranks "$ranks" --seq-len 65536 --emulate-ranks 8 --slow-link 8 -n 10 -w 2
   bench dsa-bwd dsa-bwd --ranks "$ranks" --seq-len 16384,65536 -n 10 -w 2
   bench dsa-step-loss dsa-step --ranks "$ranks" --seq-len 16384 --loss sparse -n 10 -w 2
   bench dsa-fwd-slow-link dsa-fwd --ranks "$ranks" --seq-len 16384 --slow-link 8 -w 2

@@ -129,7 +129,34 @@ std::int64_t part_of_shard(std::int64_t total_rows, int ranks, std::int64_t part
 
 }  // namespace
 
+SequenceLayout emulated_layout(std::int64_t length, int ranks, int emulated, Partition partition) {
+  const std::vector<std::int64_t> document{0, length};
+  const SequenceLayout shards = partition == Partition::zigzag ? SequenceLayout::zigzag(document, emulated)
+                                                               : SequenceLayout::contiguous(document, emulated);
+  std::vector<std::int64_t> offsets{0};
+  std::vector<std::vector<RowRange>> segments(static_cast<std::size_t>(ranks));
+  std::vector<RowRange> keys;
+  for (int d = 0; d < ranks; ++d) {
+    const std::int64_t first = offsets.back();
+    for (int e = 0; e < emulated; ++e) {
+      // The shards of others go round among the other ranks.
+      const int other = ranks == 1 ? 0 : (d + 1 + e % (ranks - 1)) % ranks;
+      for (const RowRange& rows : shards.segments(e)) {
+        const RowRange here{first + rows.begin, first + rows.end};
+        segments[static_cast<std::size_t>(e == d ? d : other)].push_back(here);
+        if (e != d) keys.push_back(here);
+      }
+    }
+    offsets.push_back(first + length);
+  }
+  const auto ascending = [](const RowRange& a, const RowRange& b) { return a.begin < b.begin; };
+  for (std::vector<RowRange>& shard : segments) std::sort(shard.begin(), shard.end(), ascending);
+  std::sort(keys.begin(), keys.end(), ascending);
+  return SequenceLayout::from_segments(offsets, segments).keys_only(keys);
+}
+
 SequenceLayout DsaJob::layout(int over_ranks) const {
+  if (emulated_ranks > 0) return emulated_layout(lengths.front(), over_ranks, emulated_ranks, partition);
   std::vector<std::int64_t> offsets{0};
   std::vector<std::int64_t> padded{0};
   for (const std::int64_t length : lengths) {
@@ -143,10 +170,11 @@ SequenceLayout DsaJob::layout(int over_ranks) const {
 PlanOptions DsaJob::plan_options(int over_ranks, const PlanOptions& most) const {
   std::int64_t rows = 0;
   for (const std::int64_t length : lengths) rows += pad_to.value_or(length);
+  const int ranks = emulated_ranks > 0 ? emulated_ranks : over_ranks;
   PlanOptions options = most;
-  options.chunk_tokens = chunk_tokens > 0 ? chunk_tokens : part_of_shard(rows, over_ranks, 8, options.chunk_tokens);
-  options.carry_rows = part_of_shard(rows, over_ranks, 4, options.carry_rows);
-  options.block_rows = part_of_shard(rows, over_ranks, 8, options.block_rows);
+  options.chunk_tokens = chunk_tokens > 0 ? chunk_tokens : part_of_shard(rows, ranks, 8, options.chunk_tokens);
+  options.carry_rows = part_of_shard(rows, ranks, 4, options.carry_rows);
+  options.block_rows = part_of_shard(rows, ranks, 8, options.block_rows);
   return options;
 }
 

@@ -56,6 +56,8 @@ struct DsaJob {
   std::optional<std::int64_t> pad_to;
   std::vector<std::string> texts;  ///< bytes of each document with --input, else empty
   Partition partition = Partition::zigzag;
+  /// Instead of each document's shards, its rows of one rank of so many: see emulated_layout. 0: none.
+  int emulated_ranks = 0;
   std::int64_t chunk_tokens = 0;
   DType dtype = DType::f32;
   std::optional<DType> index_dtype;  ///< of index_q and index_k; empty means dtype
@@ -73,6 +75,11 @@ struct DsaJob {
   /// `most`: what the kernels like.
   PlanOptions plan_options(int over_ranks, const PlanOptions& most) const;
 };
+
+/// A layout over `ranks` ranks in which each has the queries, and gets the rows, of one rank of `emulated`: as many
+/// documents of `length` tokens as ranks; of document r rank r holds the shard of rank r of `emulated`, and the others
+/// hold the rest of it as keys alone. `emulated` is at least `ranks`.
+SequenceLayout emulated_layout(std::int64_t length, int ranks, int emulated, Partition partition);
 
 /// Where ranks come from: a launcher's RANK and WORLD_SIZE, if it set TANDEM_STORE or MASTER_ADDR beside them.
 struct LaunchedRank {

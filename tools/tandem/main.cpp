@@ -76,7 +76,8 @@ Examples:
   tandem bench sparse-bwd --pattern text -n 3
   tandem bench dsa-fwd --ranks 2 --seq-len 512 -n 5
   tandem bench dsa-bwd --ranks 2 --seq-len 256 -n 3 --loss sparse --csv
-  tandem bench dsa-step --ranks 2 --seq-len 256 -n 3 --slow-link 8)";
+  tandem bench dsa-step --ranks 2 --seq-len 256 -n 3 --slow-link 8
+  tandem bench dsa-step --ranks 2 --seq-len 1024 -n 3 --emulate-ranks 8)";
 
 constexpr const char* info_footer = R"(
 Examples:
@@ -255,6 +256,8 @@ class Cli {
     value("--kernels", a.kernels, "NAME",
           "Kernel set: cpu on the host; on GPUs cuda (the best there is), cuda.generic or cuda.sm90");
     value("--layout", a.layout, "contiguous|zigzag", "Of a step: how the sequence is split (zigzag)");
+    value("--emulate-ranks", a.emulate_ranks, "N",
+          "Of a step: each rank has the queries of one rank of N, the others send it all else");
     value("--schedule", a.schedule, "NAME",
           "Of a step: overlap (the operator), blocking (the whole gather, its kernels, the whole reduction) or both "
           "(both)");

@@ -172,6 +172,24 @@ TEST(BenchStep, RanksWithoutRowsTakePart) {
   }
 }
 
+// Two documents, of each a quarter on the rank that asks and the rest on the other.
+TEST(BenchStep, EmulatedRanksAskForAShareAndGetTheRest) {
+  for (const std::string layout : {"zigzag", "contiguous"}) {
+    const json out = result({"dsa-step", "--ranks", "2", "--seq-len", "320", "--emulate-ranks", "4", "--loss", "sparse",
+                             "--layout", layout, "-n", "1", "-w", "0"});
+    EXPECT_EQ(out["emulated_ranks"], 4);
+    ASSERT_EQ(out["results"].size(), 2U);
+    for (const json& row : out["results"]) {
+      EXPECT_EQ(row["queries"], 80);
+      if (layout == "zigzag") {
+        // Of 8 slices of 40 rows rank 0 has queries in 0 and 7 and is sent the six between; rank 1 has them in 1 and 6
+        // of its document and is sent 0 and 2 to 5. It also gets the gradients of the six.
+        EXPECT_EQ(row["received_bytes"].get<double>(), 200 * (2 * 576 + 256) + 240 * 4 * (576 + 128));
+      }
+    }
+  }
+}
+
 TEST(BenchStep, OneScheduleASlowLinkAndALauncher) {
   const json slow =
       result({"dsa-fwd", "--ranks", "2", "--seq-len", "256", "--schedule", "blocking", "--slow-link", "5", "-n", "2"});
@@ -262,6 +280,8 @@ TEST(BenchCompute, WrongUseIsRefused) {
       {{"sparse-bwd", "--pattern", "equal"}, "--pattern: 'equal' is unknown; it is one of random, text"},
       {{"sparse-bwd", "--ranks", "2"}, "--ranks: kernels are timed on one rank"},
       {{"dsa-fwd", "--share", "2"}, "--share: only with bench indexer, topk, sparse-fwd or sparse-bwd"},
+      {{"dsa-fwd", "--ranks", "4", "--emulate-ranks", "3"}, "--emulate-ranks: 3 is fewer than the 4 ranks"},
+      {{"indexer", "--emulate-ranks", "3"}, "--emulate-ranks: only with bench dsa-fwd, dsa-bwd or dsa-step"},
       {{"dsa-fwd", "--layout", "spiral"}, "--layout: 'spiral' is unknown"},
       {{"dsa-fwd", "--schedule", "lucky"}, "--schedule: 'lucky' is unknown; it is one of overlap, blocking, both"},
       {{"dsa-fwd", "--transport", "pigeon"}, "--transport: 'pigeon' is unknown"},

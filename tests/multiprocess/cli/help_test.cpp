@@ -59,12 +59,37 @@ TEST(Help, NamesEveryOptionOfDsa) {
 
 TEST(Help, NamesEveryOptionOfBench) {
   const Ended help = run_tandem({"bench", "--help"});
-  for (const char* option : {"--ranks",         "--device",      "--transport",       "-b,--minbytes", "-e,--maxbytes",
-                             "-f,--stepfactor", "-n,--iters",    "-w,--warmup_iters", "-c,--check",    "-G,--cudagraph",
-                             "--chunk-tokens",  "--versus",      "--beside",          "--slow-link",   "--model",
-                             "--seq-len",       "--queries",     "--share",           "--pattern",     "--topk",
-                             "--heads",         "--index-heads", "--index-dtype",     "--kernels",     "--layout",
-                             "--schedule",      "--timeout",     "-J,--output_file",  "--json",        "--csv"}) {
+  for (const char* option : {"--ranks",
+                             "--device",
+                             "--transport",
+                             "-b,--minbytes",
+                             "-e,--maxbytes",
+                             "-f,--stepfactor",
+                             "-n,--iters",
+                             "-w,--warmup_iters",
+                             "-c,--check",
+                             "-G,--cudagraph",
+                             "--chunk-tokens",
+                             "--versus",
+                             "--beside",
+                             "--slow-link",
+                             "--model",
+                             "--seq-len",
+                             "--queries",
+                             "--share",
+                             "--pattern",
+                             "--topk",
+                             "--heads",
+                             "--index-heads",
+                             "--index-dtype",
+                             "--kernels",
+                             "--layout",
+                             "--schedule",
+                             "--emulate-ranks",
+                             "--timeout",
+                             "-J,--output_file",
+                             "--json",
+                             "--csv"}) {
     EXPECT_THAT(help.out, HasSubstr(option));
   }
 }

@@ -2,6 +2,7 @@
 #include "unit/dsa/run.hpp"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <chrono>
@@ -18,6 +19,9 @@
 namespace tandem::testing {
 
 namespace {
+
+// What the operator allocates begins as garbage, so that what it leaves out shows.
+[[maybe_unused]] const int garbage = mallopt(M_PERTURB, 0x5a);
 
 // Rows of a global array that a rank holds, as a tensor.
 Tensor shard(const Communicator& comm, const Plan& plan, const std::vector<float>& global,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tandem/bench/compute_options.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <iterator>
 #include <limits>
@@ -53,7 +55,10 @@ void refuse_other_options(const BenchArguments& a, const ComputeJob& job) {
                {"--slow-link", a.slow_link.has_value()},
                {"--chunk-tokens", a.chunk_tokens.has_value()}},
               "gather, reduce, exchange, dsa-fwd, dsa-bwd or dsa-step");
-  expect_none({{"--layout", a.layout.has_value()}, {"--schedule", a.schedule.has_value()}}, step_operations);
+  expect_none({{"--layout", a.layout.has_value()},
+               {"--schedule", a.schedule.has_value()},
+               {"--emulate-ranks", a.emulate_ranks.has_value()}},
+              step_operations);
   expect_none({{"--loss", a.loss.has_value()}}, "dsa-bwd or dsa-step");
   if (job.operation != ComputeOperation::indexer) {
     expect_none({{"--index-dtype", a.index_dtype.has_value()}, {"--index-heads", a.index_heads.has_value()}},
@@ -96,6 +101,12 @@ void choose_step(const BenchArguments& a, ComputeJob& job) {
       a.schedule ? parse_choice("--schedule", *a.schedule, {"overlap", "blocking", "both"}) : 2;
   if (schedule != 1) job.schedules.push_back(Schedule::overlap);
   if (schedule != 0) job.schedules.push_back(Schedule::blocking);
+  if (a.emulate_ranks) {
+    job.emulated_ranks = static_cast<int>(parse_integer("--emulate-ranks", *a.emulate_ranks, 1, 1024));
+    if (job.emulated_ranks < job.common.ranks)
+      throw UsageError(fmt::format("--emulate-ranks: {} is fewer than the {} ranks that there are", job.emulated_ranks,
+                                   job.common.ranks));
+  }
   if (a.loss && parse_choice("--loss", *a.loss, {"none", "sparse"}) == 1) job.loss = IndexerLossKind::sparse;
 }
 
@@ -118,6 +129,7 @@ DsaJob ComputeJob::step(std::int64_t seq_len) const {
   dsa.shape = shape;
   dsa.lengths = {seq_len};
   dsa.partition = partition;
+  dsa.emulated_ranks = emulated_ranks;
   dsa.chunk_tokens = common.chunk_tokens;
   dsa.dtype = dtype;
   dsa.index_dtype = index_dtype;

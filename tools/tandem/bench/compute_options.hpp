@@ -63,6 +63,7 @@ struct ComputeJob {
   std::vector<Pattern> patterns;
   // The operator.
   Partition partition = Partition::zigzag;
+  int emulated_ranks = 0;  ///< see DsaJob
   std::vector<Schedule> schedules;
   IndexerLossKind loss = IndexerLossKind::none;
 

@@ -118,6 +118,9 @@ std::string ComputeReport::begin() const {
                       m.topk, tandem::to_string(job_.index_dtype));
   text += fmt::format("# {} iterations after {} warm-ups; the slowest rank's times: {}\n", job_.common.iterations,
                       job_.common.warmup, header_.timing);
+  if (job_.emulated_ranks > 0)
+    text += fmt::format("# each rank has the queries of one rank of {}, the others send it all else\n",
+                        job_.emulated_ranks);
   if (job_.common.slow_link > 1) text += fmt::format("# every byte travels {} times\n", job_.common.slow_link);
   if (const auto rates = rates_of(job_.common.device)) {
     text += fmt::format("# floors at {:.0f} TFLOP/s bf16, {:.0f} e4m3, {:.1f} TB/s\n", rates->bf16_flops / 1e12,
@@ -216,6 +219,7 @@ nlohmann::ordered_json ComputeReport::as_json() const {
   if (steps()) {
     out["loss"] = job_.has_loss() ? "sparse" : "none";
     out["layout"] = tandem::to_string(job_.partition);
+    out["emulated_ranks"] = job_.emulated_ranks > 0 ? json(job_.emulated_ranks) : json(nullptr);
     out["route"] = header_.route.empty() ? json(nullptr) : json(header_.route);
     out["transport_options"] = job_.common.transport_options;
     out["slow_link"] = job_.common.slow_link;

@@ -174,7 +174,7 @@ RowVerdict DsaStep::check_kernels(const Stream& stream, BenchData& data) {
   verdict.rows += backward.rows;
   verdict.wrong += backward.wrong;
   if (!job_.has_loss()) return verdict;
-  const RowVerdict loss = check_loss(filler_, job_, rows, in, kept_, ahead_->lists(), plan_.layout().real_rows(),
+  const RowVerdict loss = check_loss(filler_, job_, rows, in, kept_, ahead_->lists(), plan_.layout().query_rows(),
                                      ahead_->loss(), back_->gradients().d_index_q, back_->gradients().d_index_w);
   verdict.rows += loss.rows;
   verdict.wrong += loss.wrong;
@@ -208,7 +208,7 @@ std::int64_t DsaStep::differing_rows(Schedule schedule, const StepSample& wanted
   if (back_) back_->poison(stream, data);
   const Turn way = turn(schedule);
   run_turn(job_.common, way, stream);
-  const StepSample found = take_sample(filler_, results_of(schedule), plan_.rows());
+  const StepSample found = take_sample(filler_, results_of(schedule), ahead_->rows());
   return cli::differing_rows(found, wanted, kernels_->deterministic());
 }
 
@@ -244,9 +244,9 @@ ComputeRow DsaStep::figures(BenchRanks& ranks) const {
   const std::int64_t pairs = job_.has_forward() ? rows.scored_pairs(topk) : rows.selected(topk);
   // Of the rank that has most of it.
   const std::vector<double> most = ranks.largest(
-      {all.flops, all.bytes, floor, static_cast<double>(rows.rows), static_cast<double>(kernels_->scratch_bytes()),
-       static_cast<double>(pairs), landed * key_bytes, gathered * key_bytes + reduced * gradient_bytes,
-       gathered + reduced, back_ ? added_dkv_bytes(job_, rows) : 0});
+      {all.flops, all.bytes, floor, static_cast<double>(rows.query_count()),
+       static_cast<double>(kernels_->scratch_bytes()), static_cast<double>(pairs), landed * key_bytes,
+       gathered * key_bytes + reduced * gradient_bytes, gathered + reduced, back_ ? added_dkv_bytes(job_, rows) : 0});
   ComputeRow row;
   row.keys = seq_len_;
   row.cost = {most[0], false, most[1]};
@@ -282,7 +282,7 @@ std::vector<ComputeRow> DsaStep::measure(BenchTimer& timer, BenchRanks& ranks, B
   if (job_.common.check) {
     verdict = check_kernels(stream, data);
     if (back_) run_turn(job_.common, reduce_alone(), stream);
-    wanted = take_sample(filler_, results_of(Schedule::blocking), plan_.rows());
+    wanted = take_sample(filler_, results_of(Schedule::blocking), ahead_->rows());
   }
   std::vector<ComputeRow> rows;
   for (std::size_t i = 0; i < job_.schedules.size(); ++i) {

@@ -56,8 +56,8 @@ void ForwardKernels::enqueue(const LandedKeys& landed, const Stream& stream) {
 }
 
 void ForwardKernels::enqueue_loss(const LandedKeys& landed, IndexerLoss loss, const Stream& stream) const {
-  const std::int64_t real_rows = plan_.layout().real_rows();
-  loss.loss_scale = real_rows > 0 ? 1.0 / static_cast<double>(real_rows) : 0.0;
+  const std::int64_t query_rows = plan_.layout().query_rows();
+  loss.loss_scale = query_rows > 0 ? 1.0 / static_cast<double>(query_rows) : 0.0;
   for (const RowRange& block : plan_.query_blocks()) {
     loss.rows = block;
     loss.head_sums = out_.head_sums.rows(block.begin, block.size());

@@ -16,7 +16,7 @@ double bytes_of(const Tensor& t) {
 }
 
 double list_bytes(const ComputeJob& job, const QueryRows& rows) {
-  return 4.0 * static_cast<double>(rows.rows) * static_cast<double>(job.shape.topk + 1);
+  return 4.0 * static_cast<double>(rows.query_count()) * static_cast<double>(job.shape.topk + 1);
 }
 
 class Indexer final : public KernelWork {
@@ -192,7 +192,7 @@ std::unique_ptr<KernelWork> make_kernel_work(const ComputeJob& job, const QueryR
 
 Cost indexer_cost(const ComputeJob& job, const QueryRows& rows) {
   const double width = static_cast<double>(index_dim * static_cast<std::int64_t>(size_of(job.index_dtype)));
-  const auto s = static_cast<double>(rows.rows), n = static_cast<double>(rows.keys);
+  const auto s = static_cast<double>(rows.query_count()), n = static_cast<double>(rows.keys);
   const auto heads = static_cast<double>(job.shape.index_heads);
   Cost cost;
   cost.e4m3 = job.index_dtype == DType::f8e4m3;
@@ -203,7 +203,7 @@ Cost indexer_cost(const ComputeJob& job, const QueryRows& rows) {
 
 Cost attention_cost(const ComputeJob& job, const QueryRows& rows, std::int64_t touched_keys) {
   const auto element = static_cast<double>(size_of(job.dtype));
-  const auto s = static_cast<double>(rows.rows), heads = static_cast<double>(job.shape.heads);
+  const auto s = static_cast<double>(rows.query_count()), heads = static_cast<double>(job.shape.heads);
   const auto columns = static_cast<double>(job.shape.dim + value_dim);
   Cost cost;
   cost.flops = 2 * heads * columns * static_cast<double>(rows.selected(job.shape.topk));
@@ -214,7 +214,7 @@ Cost attention_cost(const ComputeJob& job, const QueryRows& rows, std::int64_t t
 
 Cost attention_backward_cost(const ComputeJob& job, const QueryRows& rows, std::int64_t touched_keys) {
   const auto element = static_cast<double>(size_of(job.dtype));
-  const auto s = static_cast<double>(rows.rows), heads = static_cast<double>(job.shape.heads);
+  const auto s = static_cast<double>(rows.query_count()), heads = static_cast<double>(job.shape.heads);
   const auto dim = static_cast<double>(job.shape.dim), value = static_cast<double>(value_dim);
   Cost cost;
   // Scores, dq and the key's part of dkv have d columns, dP and the value's part 512.
@@ -227,7 +227,7 @@ Cost attention_backward_cost(const ComputeJob& job, const QueryRows& rows, std::
 
 Cost loss_cost(const ComputeJob& job, const QueryRows& rows, bool gradients) {
   const double width = static_cast<double>(index_dim * static_cast<std::int64_t>(size_of(job.index_dtype)));
-  const auto s = static_cast<double>(rows.rows), n = static_cast<double>(rows.keys);
+  const auto s = static_cast<double>(rows.query_count()), n = static_cast<double>(rows.keys);
   const auto heads = static_cast<double>(job.shape.index_heads);
   const auto pairs = static_cast<double>(rows.selected(job.shape.topk));
   Cost cost;

@@ -59,11 +59,11 @@ bool near(std::span<const float> found, std::span<const double> wanted) {
 }  // namespace
 
 RowVerdict check_loss(const RowFiller& filler, const ComputeJob& job, const QueryRows& q, const DsaInputs& inputs,
-                      const LandedKeys& landed, const TopkLists& lists, std::int64_t real_rows, const Tensor& loss,
+                      const LandedKeys& landed, const TopkLists& lists, std::int64_t query_rows, const Tensor& loss,
                       const Tensor& d_index_q, const Tensor& d_index_w) {
   const std::vector<std::int64_t> rows = rows_to_check(q);
   reference::Problem p = problem_of(filler, job, q, inputs, landed, rows);
-  p.loss_scale = 1.0 / static_cast<double>(std::max<std::int64_t>(real_rows, 1));
+  p.loss_scale = 1.0 / static_cast<double>(std::max<std::int64_t>(query_rows, 1));
   const reference::Lists keys = lists_of(filler, lists, rows);
   reference::IndexerLoss wanted = reference::indexer_loss(p, &keys, {0, p.rows}, fill_threads());
   const std::vector<float> found_q = decode_rows(filler, d_index_q, rows),

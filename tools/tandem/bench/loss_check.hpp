@@ -11,9 +11,9 @@
 namespace tandem::cli {
 
 /// Some rows of the sparse indexer loss and of d_index_q and d_index_w beside their evaluation in double over the same
-/// lists. `real_rows`: of the whole batch.
+/// lists. `query_rows`: of the whole batch.
 RowVerdict check_loss(const RowFiller& filler, const ComputeJob& job, const QueryRows& rows, const DsaInputs& inputs,
-                      const LandedKeys& landed, const TopkLists& lists, std::int64_t real_rows, const Tensor& loss,
+                      const LandedKeys& landed, const TopkLists& lists, std::int64_t query_rows, const Tensor& loss,
                       const Tensor& d_index_q, const Tensor& d_index_w);
 
 }  // namespace tandem::cli

@@ -150,7 +150,10 @@ BenchJob make_bench_job(const BenchArguments& a, const std::optional<LaunchedRan
   expect_none(
       {{"--queries", a.queries.has_value()}, {"--share", a.share.has_value()}, {"--pattern", a.pattern.has_value()}},
       kernel_operations);
-  expect_none({{"--layout", a.layout.has_value()}, {"--schedule", a.schedule.has_value()}}, step_operations);
+  expect_none({{"--layout", a.layout.has_value()},
+               {"--schedule", a.schedule.has_value()},
+               {"--emulate-ranks", a.emulate_ranks.has_value()}},
+              step_operations);
   expect_none({{"--loss", a.loss.has_value()}}, "dsa-bwd or dsa-step");
   choose_common(a, launched, job);
   choose_comparisons(a, job);

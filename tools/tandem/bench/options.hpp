@@ -21,7 +21,7 @@ struct BenchArguments {
       graph_launches, chunk_tokens, versus, beside, slow_link, output_file, timeout;
   // Of kernels and of the operator alone.
   std::optional<std::string> model, seq_len, queries, share, topk, heads, index_heads, index_dtype, kernels, pattern,
-      layout, schedule, loss;
+      layout, schedule, loss, emulate_ranks;
   std::vector<std::string> transport_options;  ///< KEY=VALUE
   bool json = false;
   bool csv = false;

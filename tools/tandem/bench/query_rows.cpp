@@ -30,6 +30,14 @@ void add_tables(const RowFiller& filler, QueryRows& q) {
 
 }  // namespace
 
+std::vector<std::int64_t> QueryRows::queries() const {
+  std::vector<std::int64_t> all;
+  for (std::int64_t t = 0; t < rows; ++t) {
+    if (visible(t) > 0) all.push_back(t);
+  }
+  return all;
+}
+
 std::int64_t QueryRows::scored_pairs(std::int64_t topk) const {
   std::int64_t pairs = 0;
   for (std::int64_t t = 0; t < rows; ++t) pairs += visible(t) > topk ? visible(t) : 0;

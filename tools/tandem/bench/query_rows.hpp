@@ -25,6 +25,9 @@ struct QueryRows {
   std::int64_t visible(std::int64_t row) const {
     return key_end[static_cast<std::size_t>(row)] - key_begin[static_cast<std::size_t>(row)];
   }
+  /// Rows that see keys, ascending.
+  std::vector<std::int64_t> queries() const;
+  std::int64_t query_count() const { return std::ssize(queries()); }
   /// Query-key pairs that a selection of `topk` has to look at: of rows that see no more than `topk` it looks at none.
   std::int64_t scored_pairs(std::int64_t topk) const;
   /// Keys that rows have in their lists.

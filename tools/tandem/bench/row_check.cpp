@@ -141,7 +141,7 @@ RowVerdict& RowVerdict::operator+=(const RowVerdict& other) {
 
 std::vector<std::int64_t> rows_to_check(const QueryRows& rows) {
   constexpr std::int64_t most_rows = 6;
-  return spread_rows(rows.rows, most_rows);
+  return spread_rows(rows.queries(), most_rows);
 }
 
 RowVerdict check_selection(const RowFiller& filler, const ComputeJob& job, const QueryRows& q, const IndexTensors& in,

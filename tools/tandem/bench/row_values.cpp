@@ -40,4 +40,10 @@ std::vector<std::int64_t> spread_rows(std::int64_t rows, std::int64_t most) {
   return chosen;
 }
 
+std::vector<std::int64_t> spread_rows(const std::vector<std::int64_t>& rows, std::int64_t most) {
+  std::vector<std::int64_t> chosen = spread_rows(std::ssize(rows), most);
+  for (std::int64_t& row : chosen) row = rows[static_cast<std::size_t>(row)];
+  return chosen;
+}
+
 }  // namespace tandem::cli

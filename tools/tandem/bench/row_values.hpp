@@ -14,5 +14,7 @@ std::vector<float> decode(const Tensor& t);
 std::vector<float> decode_rows(const RowFiller& filler, const Tensor& t, const std::vector<std::int64_t>& rows);
 /// At most `most` of [0, rows): the first, the last, and some between.
 std::vector<std::int64_t> spread_rows(std::int64_t rows, std::int64_t most);
+/// The same of `rows`.
+std::vector<std::int64_t> spread_rows(const std::vector<std::int64_t>& rows, std::int64_t most);
 
 }  // namespace tandem::cli

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "tandem/bench/query_rows.hpp"
 #include "tandem/bench/row_fill.hpp"
 
 namespace tandem::cli {
@@ -21,7 +22,8 @@ struct StepSample {
   std::vector<std::vector<float>> sums;
 };
 
-StepSample take_sample(const RowFiller& filler, const StepResults& results, std::int64_t rows);
+/// Of `rows`, with what is exact only of those that see keys: nobody writes that of others.
+StepSample take_sample(const RowFiller& filler, const StepResults& results, const QueryRows& rows);
 /// How many rows differ: in a bit of what is exact, or in the sums, by a bit or, unless `deterministic`, by more than
 /// another order of adding explains.
 std::int64_t differing_rows(const StepSample& found, const StepSample& wanted, bool deterministic);
