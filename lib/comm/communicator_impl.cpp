@@ -227,12 +227,19 @@ std::uint32_t CommunicatorImpl::flags_of_a_lane() const {
 void CommunicatorImpl::open_op(const std::shared_ptr<OpState>& op) {
   op->seal();
   std::vector<std::shared_ptr<OpState>> ops;
+  Status failed;  // a moment ago it had not
   {
     const std::lock_guard lock(mutex_);
-    status_.throw_if_failed();
-    ops = open_ops_;
-    open_ops_.push_back(op);
-    look_closely_ = op->stream_op() != nullptr;
+    failed = status_;
+    if (failed.ok()) {
+      ops = open_ops_;
+      open_ops_.push_back(op);
+      look_closely_ = op->stream_op() != nullptr;
+    }
+  }
+  if (!failed.ok()) {
+    op->discard();
+    failed.throw_if_failed();
   }
   for (const auto& o : ops) o->poll();
   {

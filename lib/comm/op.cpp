@@ -42,6 +42,12 @@ void OpState::seal() {
   }
 }
 
+void OpState::discard() {
+  std::vector<std::shared_ptr<void>> kept;
+  const std::lock_guard lock(mutex_);
+  kept.swap(kept_);
+}
+
 bool OpState::start() {
   std::unique_lock lock(mutex_);
   if (started_) return status_.ok();

@@ -77,6 +77,8 @@ class OpState : public std::enable_shared_from_this<OpState> {
   void expect_task() { ++expected_; }
   /// Called once when no item will be added any more.
   void seal();
+  /// Nothing of it will be enqueued: lets go of the memory that it keeps, which may keep it in turn.
+  void discard();
 
   // Running, from streams and transport threads.
   /// Starts the deadline. False if the operation has failed: then nothing may be posted.

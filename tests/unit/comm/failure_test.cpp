@@ -3,8 +3,10 @@
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <thread>
 
+#include "comm/op.hpp"
 #include "support/cluster.hpp"
 #include "support/promptly.hpp"
 #include "unit/comm/batches.hpp"
@@ -148,6 +150,19 @@ TEST_P(Failure, ARankThatGoesAwayIsNamedOnEverySurvivor) {
     EXPECT_TRUE(error.code() == ErrorCode::peer_failed || error.code() == ErrorCode::aborted) << error.what();
     EXPECT_EQ(error.rank(), 2) << error.what();
   }
+}
+
+// One that was made as the communicator failed: what an operation keeps usually keeps the operation.
+TEST(Operation, ThatIsNotEnqueuedLetsGoOfWhatItKeeps) {
+  const Device device = Device::host();
+  detail::OpState::Setup setup;
+  setup.device = device.handle();
+  auto op = std::make_shared<detail::OpState>(std::move(setup));
+  op->keep(std::make_shared<std::shared_ptr<detail::OpState>>(op));
+  const std::weak_ptr<detail::OpState> seen = op;
+  op->discard();
+  op.reset();
+  EXPECT_TRUE(seen.expired());
 }
 
 TEST_P(Failure, DestroyingTheCommunicatorFailsItsOpenWorks) {
