@@ -20,6 +20,15 @@ enum class IndexerLossKind {
   dense,   ///< over all visible keys: warm-up
 };
 
+/// Which pass computes the indexer loss and, of a sparse one, the sums of attention probabilities over heads.
+enum class LossPass {
+  /// The loss comes with the forward's outputs. The sums are computed there, for which the keys are gone through once
+  /// more, and kept until backward: 4 s K bytes.
+  forward,
+  /// The loss comes with the gradients, and the backward of the attention gives the sums, which it has at hand.
+  backward,
+};
+
 struct DsaConfig {
   std::int64_t heads = 128;
   std::int64_t index_heads = 64;
@@ -35,6 +44,7 @@ struct DsaConfig {
   DType wire = DType::f32;
   bool deterministic = false;  ///< equal bits from run to run; unsupported if the kernel set is not
   IndexerLossKind loss = IndexerLossKind::none;
+  LossPass loss_pass = LossPass::forward;
   /// Keep landed rows until backward, or gather them again there.
   bool keep_landed = true;
   /// Runs on the unnormalised head sums f32 [rows, W] before the loss uses them, enqueued on the stream: where a
@@ -57,11 +67,12 @@ struct DsaInputs {
 };
 
 struct DsaOutputs {
-  Tensor out;        ///< T [s, H, 512]
-  Tensor lse;        ///< f32 [s, H], natural logarithm
-  Tensor indices;    ///< i32 [s, K] global positions, ascending, -1 beyond length
-  Tensor length;     ///< i32 [s]
-  Tensor loss;       ///< f64 [s], this rank's terms (already divided by the real rows of the batch); empty without loss
+  Tensor out;      ///< T [s, H, 512]
+  Tensor lse;      ///< f32 [s, H], natural logarithm
+  Tensor indices;  ///< i32 [s, K] global positions, ascending, -1 beyond length
+  Tensor length;   ///< i32 [s]
+  /// f64 [s], this rank's terms, already divided by the rows of the batch that ask; empty without a loss in this pass.
+  Tensor loss;
   Tensor nan_count;  ///< i64 [1]: keys whose score was NaN
 };
 
@@ -74,6 +85,7 @@ struct DsaGradients {
   Tensor d_index_k;  ///< f32 [s, 128], summed over ranks
   Tensor d_index_w;  ///< f32 [s, Hi]
   Tensor dsink;      ///< f32 [H], of this rank's rows; empty without sink
+  Tensor loss;       ///< as that of DsaOutputs, if it is computed in this pass
 };
 
 /// What forward keeps for backward. Movable; destroying it gives the landed rows back once the streams are past them.

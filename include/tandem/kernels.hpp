@@ -103,6 +103,9 @@ struct AttentionGradients {
   Tensor dq;     ///< T [s, H, d], rows of `rows` are written
   Tensor dkv;    ///< f32 [n, d], added to
   Tensor dsink;  ///< f32 [H] or empty, added to
+  /// f32 [rows.size(), K], or empty: receives the sums over heads of P, as AttentionOutputs::head_sums of these rows.
+  /// Costs next to nothing here, where P is at hand.
+  Tensor head_sums = {};
 };
 
 /// Which keys the indexer loss of a row runs over.
@@ -190,18 +193,26 @@ TANDEM_EXPORT std::shared_ptr<KernelSet> cpu_kernels(const CpuKernelOptions& opt
 enum class CudaKernels {
   best,  ///< sm90 where it runs, else generic
   /// "cuda.generic": correct on every GPU that the library's kernels were built for, and not tuned for any. Needs no
-  /// memory beside its arguments.
+  /// memory beside its arguments, but for a deterministic loss, which takes 4 bytes for each row and key of a call.
   generic,
   /// "cuda.sm90", for Hopper alone: selects keys for bf16 and f8e4m3 inputs of 8, 16, 32 or 64 index heads, has their
-  /// sparse indexer loss with gradients, and attends in bf16, with K a multiple of 64; all else, and rows whose lists
-  /// are not distinct and ascending, is the work of cuda.generic. Scores of the loss may differ from those of the
-  /// selection by rounding. Holds scratch for each stream that it is used on, at most 0.5 GB (scratch_bytes); inputs of
-  /// the indexer that are not dense, or not aligned to 16 bytes, are copied first, into more of it.
+  /// sparse indexer loss with gradients, and attends in bf16, forward and, with up to 128 heads, backward, with K a
+  /// multiple of 64; all else, and rows whose lists are not distinct and ascending, is the work of cuda.generic. Scores
+  /// of the loss may differ from those of the selection by rounding. Holds scratch for each stream that it is used on
+  /// (scratch_bytes): at most 0.5 GB for the indexer and 1 GB for the backward, 3 GB if that is deterministic; inputs
+  /// of the indexer that are not dense, or not aligned to 16 bytes, are copied first, into more of it.
   sm90,
 };
+struct CudaKernelOptions {
+  CudaKernels which = CudaKernels::best;
+  /// Rows add to dkv, dsink and d_index_k in a fixed order instead of by atomics. Gradients then have the same bits in
+  /// every run of the same calls. Of cuda.sm90 this costs memory and some time in the backward of the attention; the
+  /// gradients of the indexer loss, and all of cuda.generic, take several times as long.
+  bool deterministic = false;
+};
 /// K is at most 8192. What is enqueued can be captured in a CUDA graph. Forward results have the same bits in every
-/// run; dkv, dsink and d_index_k are added by atomics and do not. Throws unsupported, with the reason, for a device of
-/// the host, for a GPU that the kernels are not for, and in a build without them.
-TANDEM_EXPORT std::shared_ptr<KernelSet> cuda_kernels(const Device& device, CudaKernels which = CudaKernels::best);
+/// run. Throws unsupported, with the reason, for a device of the host, for a GPU that the kernels are not for, and in a
+/// build without them.
+TANDEM_EXPORT std::shared_ptr<KernelSet> cuda_kernels(const Device& device, const CudaKernelOptions& options = {});
 
 }  // namespace tandem

@@ -60,7 +60,7 @@ DsaAttention::DsaAttention(Communicator& comm, std::shared_ptr<KernelSet> kernel
   check_config(config);
   if (config.deterministic && !impl_->kernels->deterministic()) {
     throw Error(ErrorCode::unsupported,
-                fmt::format("deterministic: the gradients of kernel set {} are added in no fixed order",
+                fmt::format("deterministic: this kernel set {} adds gradients in no fixed order; ask for one that does",
                             impl_->kernels->name()));
   }
   if (impl_->config.scale == 0.0F) impl_->config.scale = 1.0F / std::sqrt(static_cast<float>(config.dim));
@@ -130,10 +130,11 @@ BatchSpec DsaAttention::Impl::batch_spec() const {
   spec.reduce = {{"dkv", DType::f32, config.dim, config.wire}};
   if (has_loss()) spec.reduce.push_back({"d_index_k", DType::f32, index_dim, config.wire});
   spec.fingerprint = fmt::format(
-      "kernels {} {}, heads {}, index heads {}, index dtype {}, top-k {}, scale {}, relu {}, loss {}, keep "
+      "kernels {} {}, heads {}, index heads {}, index dtype {}, top-k {}, scale {}, relu {}, loss {} in pass {}, keep "
       "landed rows {}",
       kernels->name(), kernels->numerics_version(), config.heads, config.index_heads, to_string(index_dtype()),
-      config.topk, config.scale, config.relu, to_string(config.loss), config.keep_landed);
+      config.topk, config.scale, config.relu, to_string(config.loss),
+      config.loss_pass == LossPass::forward ? "forward" : "backward", config.keep_landed);
   return spec;
 }
 
@@ -198,7 +199,6 @@ DsaMemory DsaAttention::Impl::memory(const Plan& plan) const {
   const std::uint64_t e = size_of(config.dtype);
   const std::uint64_t index_key = i * size_of(index_dtype()) + (scaled_keys() ? 4 : 0);
   const bool loss = has_loss();
-  const bool sparse = config.loss == IndexerLossKind::sparse;
   const std::uint64_t tile = config.loss == IndexerLossKind::dense
                                  ? 4 * static_cast<std::uint64_t>(loss_block_rows(plan) * most_visible_keys(plan))
                                  : 0;
@@ -209,18 +209,20 @@ DsaMemory DsaAttention::Impl::memory(const Plan& plan) const {
   Prepared::Data arena(plan, batch_spec());
   detail::lay_out(arena);
   const std::uint64_t kept = config.keep_landed ? n * (e * d + (loss ? index_key : 0)) : 0;
-  const std::uint64_t lists = 4 * s * k + (sparse ? 4 * s * k : 0);
+  const std::uint64_t lists = 4 * s * k;
+  const std::uint64_t sums = config.loss == IndexerLossKind::sparse ? 4 * s * k : 0;
+  const bool forward = config.loss_pass == LossPass::forward;
 
   DsaMemory m;
   m.inputs =
       e * s * (h * d + d) + s * (size_of(index_dtype()) * hi * i + index_key) + 4 * s * hi + 4 * h;  // a sink's logits
-  m.outputs = e * s * h * v + 4 * s * h + 4 * s * k + 4 * s + 8 + (loss ? 8 * s : 0);
+  m.outputs = e * s * h * v + 4 * s * h + 4 * s * k + 4 * s + 8 + (loss && forward ? 8 * s : 0);
   m.landed = Prepared::slots * arena.gather.bytes + kept;
   // On a GPU backward finds the tile of forward.
-  m.scratch = lists + carried * (8 * k + 4) + (on_gpu() ? 1 : 2) * tile;
-  m.saved = lists + 4 * s + kept;
-  m.gradients =
-      e * s * h * d + 4 * s * d + 4 * h + (loss ? size_of(index_gradient_dtype()) * s * hi * i + 4 * s * (i + hi) : 0);
+  m.scratch = lists + sums + carried * (8 * k + 4) + (on_gpu() || !forward ? 1 : 2) * tile;
+  m.saved = lists + (forward ? sums : 0) + 4 * s + kept;
+  m.gradients = e * s * h * d + 4 * s * d + 4 * h +
+                (loss ? size_of(index_gradient_dtype()) * s * hi * i + 4 * s * (i + hi) + (forward ? 0 : 8 * s) : 0);
   m.accumulators = 4 * n * (d + (loss ? i : 0));
   m.staging = Prepared::slots * arena.reduce.bytes;
   if (comm->stream_ordered()) m.tables = detail::table_bytes(arena);

@@ -24,7 +24,7 @@ struct DsaContext::Data {
   Tensor length;         ///< i32 [s]
   Tensor out;            ///< shared with the outputs
   Tensor lse;            ///< shared with the outputs
-  Tensor head_sums;      ///< f32 [s, K]; sparse loss only
+  Tensor head_sums;      ///< f32 [s, K]; sparse loss in the forward pass only
   Tensor kv;             ///< landed; empty if it is gathered again
   Tensor index_k;        ///< landed; only with a loss
   Tensor index_k_scale;  ///< landed; only with a loss and f8e4m3
@@ -101,6 +101,10 @@ struct DsaAttention::Impl {
   DType index_gradient_dtype() const { return scaled_keys() ? DType::f32 : index_dtype(); }
   bool scaled_keys() const { return index_dtype() == DType::f8e4m3; }
   bool has_loss() const noexcept { return config.loss != IndexerLossKind::none; }
+  bool has_loss_in(LossPass pass) const noexcept { return has_loss() && config.loss_pass == pass; }
+  bool has_sparse_loss_in(LossPass pass) const noexcept {
+    return config.loss == IndexerLossKind::sparse && config.loss_pass == pass;
+  }
   bool on_gpu() const noexcept { return comm->device().kind() == DeviceKind::cuda; }
   /// Throws invalid_usage if the plan was not prepared.
   const detail::PlanTables& tables_of(const Plan& plan) const;
@@ -118,9 +122,15 @@ struct DsaAttention::Impl {
                                    const Tensor& length) const;
   void select(const Plan& plan, const DsaInputs& in, const Work& gather, const TopkLists& lists, const Stream& stream,
               detail::KeepAlive& keep);
+  /// What the loss of a context's rows is computed from.
+  struct LossInputs {
+    Tensor kv;
+    detail::IndexKeys keys;
+    Tensor head_sums;  ///< f32 [s, K] of a sparse loss
+  };
   /// Runs the loss over rows in blocks with or without gradients; `after(block)` follows each block.
-  void run_loss(const DsaContext::Data& context, const DsaInputs& in, const Tensor& kv, const detail::IndexKeys& keys,
-                IndexerLoss loss, const Stream& stream, const std::function<void(std::size_t)>& after);
+  void run_loss(const DsaContext::Data& context, const DsaInputs& in, const LossInputs& from, IndexerLoss loss,
+                const Stream& stream, const std::function<void(std::size_t)>& after);
   /// For what work of `stream` fills and the caller gets, or backward.
   Tensor allocate(const Stream& stream, DType dtype, std::initializer_list<std::int64_t> shape);
 

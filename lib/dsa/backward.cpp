@@ -43,8 +43,14 @@ DsaAttention::Backward DsaAttention::Impl::backward(DsaContext::Data& context, c
     detail::zero_on(stream, g.dsink);
   }
   std::vector<ReduceField> fields{{"dkv", dkv, g.dkv}};
+  Tensor head_sums = context.head_sums;
+  if (has_sparse_loss_in(LossPass::backward)) {
+    head_sums = temporaries.take("head_sums", stream, DType::f32, {s, config.topk});
+    detail::zero_silent_rows(stream, plan, {head_sums});
+  }
   IndexerLoss loss;
   if (has_loss()) {
+    if (config.loss_pass == LossPass::backward) g.loss = loss.loss = allocate(stream, DType::f64, {s});
     g.d_index_q = loss.d_index_q = allocate(stream, index_gradient_dtype(), {s, config.index_heads, index_dim});
     g.d_index_w = loss.d_index_w = allocate(stream, DType::f32, {s, config.index_heads});
     g.d_index_k = allocate(stream, DType::f32, {s, index_dim});
@@ -57,14 +63,17 @@ DsaAttention::Backward DsaAttention::Impl::backward(DsaContext::Data& context, c
   Reduction reduction = comm->reduce(plan, fields, stream);
 
   const AttentionInputs attention = attention_inputs(in, kv, context.indices, context.length);
-  const AttentionGradients grads{dout, context.out, context.lse, g.dq, dkv, g.dsink};
+  AttentionGradients grads{dout, context.out, context.lse, g.dq, dkv, g.dsink};
   for (std::size_t b = 0; b < plan.query_blocks().size(); ++b) {
+    const RowRange block = plan.query_blocks()[b];
+    if (has_sparse_loss_in(LossPass::backward)) grads.head_sums = head_sums.rows(block.begin, block.size());
     compute(stream, fmt::format("compute/backward/{}", b),
-            [&] { kernels->sparse_mla_backward(plan.query_blocks()[b], attention, grads, stream); });
+            [&] { kernels->sparse_mla_backward(block, attention, grads, stream); });
     for (const ChunkId chunk : plan.final_after(b)) reduction.submit("dkv", chunk, stream);
   }
   if (has_loss()) {
-    run_loss(context, in, kv, keys, loss, stream, [&](std::size_t b) {
+    if (config.target_hook && has_sparse_loss_in(LossPass::backward)) config.target_hook(head_sums, stream);
+    run_loss(context, in, {kv, keys, head_sums}, loss, stream, [&](std::size_t b) {
       for (const ChunkId chunk : plan.final_after(b)) reduction.submit("d_index_k", chunk, stream);
     });
   }

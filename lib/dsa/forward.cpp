@@ -119,19 +119,19 @@ DsaAttention::Forward DsaAttention::Impl::forward(const Plan& plan, const DsaInp
   }
   gather.wait(stream, "kv");
   const Tensor kv = gather.landed("kv");
-  if (config.loss == IndexerLossKind::sparse) context->head_sums = allocate(stream, DType::f32, {s, config.topk});
+  if (has_sparse_loss_in(LossPass::forward)) context->head_sums = allocate(stream, DType::f32, {s, config.topk});
   compute(stream, "compute/attention", [&] {
     kernels->sparse_mla_forward(attention_inputs(in, kv, context->indices, context->length),
                                 {out.out, out.lse, context->head_sums}, stream);
   });
   to_global(plan, context->indices, context->length, out.indices, stream);
-  if (has_loss()) {
+  if (has_loss_in(LossPass::forward)) {
     out.loss = allocate(stream, DType::f64, {s});
     if (config.target_hook && context->head_sums.valid()) config.target_hook(context->head_sums, stream);
     IndexerLoss loss;
     loss.loss_scale = loss_scale(plan);
     loss.loss = out.loss;
-    run_loss(*context, in, kv, index_keys(gather), loss, stream, {});
+    run_loss(*context, in, {kv, index_keys(gather), context->head_sums}, loss, stream, {});
   }
   if (copy) {
     const auto keep_rows = [&](const Tensor& to, const char* field) {
@@ -148,11 +148,11 @@ DsaAttention::Forward DsaAttention::Impl::forward(const Plan& plan, const DsaInp
   return {std::move(out), DsaContext(std::move(context)), gather};
 }
 
-void DsaAttention::Impl::run_loss(const DsaContext::Data& context, const DsaInputs& in, const Tensor& kv,
-                                  const detail::IndexKeys& keys, IndexerLoss loss, const Stream& stream,
+void DsaAttention::Impl::run_loss(const DsaContext::Data& context, const DsaInputs& in, const LossInputs& from,
+                                  IndexerLoss loss, const Stream& stream,
                                   const std::function<void(std::size_t)>& after) {
   const Plan& plan = context.plan;
-  const IndexerInputs indexer = indexer_inputs(plan, in, keys);
+  const IndexerInputs indexer = indexer_inputs(plan, in, from.keys);
   const bool dense = config.loss == IndexerLossKind::dense;
   const LossSupport support = dense ? LossSupport{} : LossSupport{context.indices, context.length};
   // One tile of rows by keys for all blocks: the stream uses it for one after the other.
@@ -165,11 +165,11 @@ void DsaAttention::Impl::run_loss(const DsaContext::Data& context, const DsaInpu
     compute(stream, fmt::format("compute/{}/{}", pass, b), [&] {
       if (dense) {
         loss.head_sums = tile.rows(0, loss.rows.size());
-        kernels->dense_head_sums(loss.rows, indexer, attention_inputs(in, kv, context.indices, context.length),
+        kernels->dense_head_sums(loss.rows, indexer, attention_inputs(in, from.kv, context.indices, context.length),
                                  loss.head_sums, stream);
         if (config.target_hook) config.target_hook(loss.head_sums, stream);
       } else {
-        loss.head_sums = context.head_sums.rows(loss.rows.begin, loss.rows.size());
+        loss.head_sums = from.head_sums.rows(loss.rows.begin, loss.rows.size());
       }
       kernels->indexer_loss(indexer, support, loss, stream);
     });

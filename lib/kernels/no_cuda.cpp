@@ -4,7 +4,7 @@
 
 namespace tandem {
 
-std::shared_ptr<KernelSet> cuda_kernels(const Device& /*device*/, CudaKernels /*which*/) {
+std::shared_ptr<KernelSet> cuda_kernels(const Device& /*device*/, const CudaKernelOptions& /*options*/) {
   throw Error(ErrorCode::unsupported, "CUDA kernels: this build has no CUDA code");
 }
 

@@ -193,6 +193,7 @@ void validate_sparse_mla_backward(RowRange rows, const AttentionInputs& in, cons
   expect("dq", grads.dq, in.q.dtype(), {s, heads, in.q.size(2)});
   expect("dkv", grads.dkv, DType::f32, {in.kv.size(0), in.q.size(2)});
   expect_optional("dsink", grads.dsink, DType::f32, {heads});
+  expect_optional("head_sums", grads.head_sums, DType::f32, {rows.size(), in.indices.size(1)});
   if (grads.dsink.valid() && !in.sink.valid()) reject("dsink: given, but the inputs have no sink");
 }
 

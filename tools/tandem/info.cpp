@@ -148,7 +148,7 @@ json unavailable_json(const detail::Topology& topology) {
   }
   for (const auto& [name, which] : cuda_sets) {
     try {
-      cuda_kernels(Device::cuda(), which);
+      cuda_kernels(Device::cuda(), {.which = which});
     } catch (const Error& e) {
       add(fmt::format("{} kernels", name), e.what());
     }
@@ -164,7 +164,7 @@ json kernels_json() {
   add(*cpu_kernels());
   for (const auto& [name, which] : cuda_sets) {
     try {
-      add(*cuda_kernels(Device::cuda(), which));
+      add(*cuda_kernels(Device::cuda(), {.which = which}));
     } catch (const Error&) {
       // Why it is not there is told among the unavailable.
     }

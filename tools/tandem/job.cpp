@@ -237,9 +237,8 @@ DsaJob make_job(const DsaArguments& a, const std::optional<LaunchedRank>& launch
   job.wire = choose_dtype("--wire", a.wire);
   if (a.seed) job.seed = parse_seed("--seed", *a.seed);
   job.deterministic = a.deterministic;
-  if (job.deterministic && job.device == DeviceKind::cuda) {
-    throw UsageError("--deterministic: kernels of a GPU add gradients of keys in no fixed order");
-  }
+  if (a.loss_pass && parse_choice("--loss-pass", *a.loss_pass, {"forward", "backward"}) == 1)
+    job.loss_pass = LossPass::backward;
   job.check = a.check;
   job.memory = a.memory;
   job.json = a.json;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tandem/device.hpp"
+#include "tandem/dsa.hpp"
 #include "tandem/layout.hpp"
 #include "tandem/plan.hpp"
 #include "tandem/tensor.hpp"
@@ -34,7 +35,7 @@ void expect_device(DeviceKind device);
 /// The options of `tandem dsa` as they were typed; empty means not given.
 struct DsaArguments {
   std::optional<std::string> ranks, transport, device, kernels, rendezvous_timeout, timeout, model, seq_len, docs,
-      pad_to, layout, topk, heads, index_heads, chunk_tokens, dtype, index_dtype, wire, trace, seed;
+      pad_to, layout, topk, heads, index_heads, chunk_tokens, dtype, index_dtype, wire, loss_pass, trace, seed;
   std::vector<std::string> input;
   bool deterministic = false;
   bool check = false;
@@ -62,6 +63,7 @@ struct DsaJob {
   DType dtype = DType::f32;
   std::optional<DType> index_dtype;  ///< of index_q and index_k; empty means dtype
   DType wire = DType::f32;
+  LossPass loss_pass = LossPass::forward;
   std::uint64_t seed = 1;
   std::string trace;  ///< path, or ""
   bool deterministic = false;

@@ -18,10 +18,14 @@ std::string choose_kernels(const std::optional<std::string>& given, DeviceKind d
                                cuda ? "cuda" : "cpu"));
 }
 
-std::shared_ptr<KernelSet> make_kernels(const std::string& name, const Device& device, int threads) {
-  if (name == "cuda") return cuda_kernels(device);
-  if (name == "cuda.generic") return cuda_kernels(device, CudaKernels::generic);
-  if (name == "cuda.sm90") return cuda_kernels(device, CudaKernels::sm90);
+std::shared_ptr<KernelSet> make_kernels(const std::string& name, const Device& device, int threads,
+                                        bool deterministic) {
+  const auto cuda = [&](CudaKernels which) {
+    return cuda_kernels(device, {.which = which, .deterministic = deterministic});
+  };
+  if (name == "cuda") return cuda(CudaKernels::best);
+  if (name == "cuda.generic") return cuda(CudaKernels::generic);
+  if (name == "cuda.sm90") return cuda(CudaKernels::sm90);
   return cpu_kernels({.threads = threads});
 }
 

@@ -14,6 +14,6 @@ namespace tandem::cli {
 std::string choose_kernels(const std::optional<std::string>& given, DeviceKind device);
 
 /// `threads`: of kernels on the host, 0 for their default.
-std::shared_ptr<KernelSet> make_kernels(const std::string& name, const Device& device, int threads);
+std::shared_ptr<KernelSet> make_kernels(const std::string& name, const Device& device, int threads, bool deterministic);
 
 }  // namespace tandem::cli

@@ -200,7 +200,9 @@ class Cli {
     value("--index-dtype", a.index_dtype, "fp32|bf16|e4m3",
           "Of the indexer's queries and keys (as --dtype); e4m3 has a scale for each row, and each head of a query");
     dsa->add_flag("--deterministic", a.deterministic,
-                  "Equal bits from run to run (always so on the host; not on GPUs)");
+                  "Equal bits from run to run: always so on the host; on GPUs at some cost in the backward");
+    value("--loss-pass", a.loss_pass, "forward|backward",
+          "Which pass computes the indexer loss (forward); backward needs no further pass over the keys");
     value("--wire", a.wire, "fp32|bf16", "How gradients of keys travel (fp32)");
     dsa->add_flag("--check", a.check, "Compare with the unsharded float64 reference");
     dsa->add_flag("--memory", a.memory, "Show each rank's memory");
@@ -262,6 +264,8 @@ class Cli {
           "Of a step: overlap (the operator), blocking (the whole gather, its kernels, the whole reduction) or both "
           "(both)");
     value("--loss", a.loss, "none|sparse", "Of dsa-bwd and dsa-step: the indexer loss (none)");
+    bench->add_flag("--deterministic", a.deterministic,
+                    "Of sparse-bwd, dsa-bwd and dsa-step: kernels whose gradients have equal bits from run to run");
     value("--timeout", a.timeout, "S", "Seconds that an operation may take (60)");
     value("-J,--output_file", a.output_file, "FILE", "Write the JSON object to FILE as well");
     bench->add_flag("--json", a.json, "Print one JSON object and nothing else");

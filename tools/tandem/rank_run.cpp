@@ -19,6 +19,7 @@ DsaConfig config_of(const DsaJob& job) {
   config.wire = job.wire;
   config.deterministic = job.deterministic;
   config.loss = IndexerLossKind::sparse;
+  config.loss_pass = job.loss_pass;
   return config;
 }
 
@@ -63,8 +64,8 @@ bool RankRun::idle(Deadline deadline) const noexcept {
 
 void RankRun::compute() {
   const SequenceLayout layout = job_.layout(ranks_);
-  attention_ =
-      std::make_unique<DsaAttention>(*comm_, kernels_ = make_kernels(job_.kernels, device_, threads_), config_of(job_));
+  kernels_ = make_kernels(job_.kernels, device_, threads_, job_.deterministic);
+  attention_ = std::make_unique<DsaAttention>(*comm_, kernels_, config_of(job_));
   plan_.emplace(layout, comm_->rank(), job_.plan_options(ranks_, attention_->plan_options()));
   attention_->prepare(*plan_);
   memory_ = attention_->memory(*plan_);
@@ -79,6 +80,7 @@ void RankRun::compute() {
   forward_.gather.status().throw_if_failed();
   backward_.reduce.status().throw_if_failed();
   local_ = {forward_.outputs, backward_.gradients};
+  if (job_.loss_pass == LossPass::backward) local_.outputs.loss = backward_.gradients.loss;
 }
 
 InputRows RankRun::make_inputs() const {

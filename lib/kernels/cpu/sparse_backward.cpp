@@ -29,13 +29,15 @@ class BackwardWorker {
         dout_rows_(q_rows_),
         accumulators_(static_cast<std::size_t>(heads_)) {}
 
-  /// `slot` is the row's place in the block; `dsink_terms` receives P_sink * delta of each head.
-  void run(std::int64_t t, std::int64_t slot, ScatterBlock& block, float* dsink_terms) {
+  /// `slot` is the row's place in the block; `dsink_terms` receives P_sink * delta of each head, `head_sums` the sum of
+  /// P over heads for each entry of the list. Both may be null.
+  void run(std::int64_t t, std::int64_t slot, ScatterBlock& block, float* dsink_terms, float* head_sums) {
     keys_.read(in_.indices, in_.length, t, in_.kv.size(0));
     float* coefficients = block.set_row(slot, keys_.keys);
     float* dq = dq_.floats(heads_ * dim_);
     std::fill_n(dq, heads_ * dim_, 0.0F);
     if (dsink_terms != nullptr) std::fill_n(dsink_terms, heads_, 0.0F);
+    if (head_sums != nullptr) std::fill_n(head_sums, in_.indices.size(1), 0.0F);
     if (keys_.size() > 0) {
       load_row(t, dsink_terms);
       for (std::int64_t h = 0; h < heads_; ++h) accumulators_[static_cast<std::size_t>(h)] = dq + h * dim_;
@@ -44,6 +46,7 @@ class BackwardWorker {
         differentiate(t, count, rows);
         micro_.add_product(accumulators_.data(), heads_, ds_, tile_keys, rows, count, dim_);
         keep_coefficients(count, coefficients + first * 2 * heads_);
+        if (head_sums != nullptr) add_head_sums(first, count, head_sums);
       });
     }
     for (std::int64_t h = 0; h < heads_; ++h) write_row(grads_.dq, t, h, dq + h * dim_);
@@ -78,6 +81,13 @@ class BackwardWorker {
         p[i] = std::exp(p[i] * in_.scale - lse[h]);
         ds[i] = p[i] * (ds[i] - delta_[h]) * in_.scale;
       }
+    }
+  }
+
+  void add_head_sums(std::int64_t first, std::int64_t count, float* to) const {
+    for (std::int64_t i = 0; i < count; ++i) {
+      float& sum = to[keys_.entries[static_cast<std::size_t>(first + i)]];
+      for (std::int64_t h = 0; h < heads_; ++h) sum += p_[h * tile_keys + i];
     }
   }
 
@@ -139,7 +149,8 @@ void sparse_mla_backward(const Context& context, RowRange rows, const AttentionI
     context.pool.run(part.size(), [&](TaskSource& tasks) {
       BackwardWorker worker(context, in, grads);
       for (std::int64_t r = 0; tasks.next(r);) {
-        worker.run(part.begin + r, r, block, with_sink ? sink_terms.data() + r * heads : nullptr);
+        worker.run(part.begin + r, r, block, with_sink ? sink_terms.data() + r * heads : nullptr,
+                   grads.head_sums.valid() ? entry<float>(grads.head_sums, part.begin + r - rows.begin) : nullptr);
       }
     });
     add_dkv(context, part, in, grads, block);

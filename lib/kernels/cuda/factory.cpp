@@ -6,15 +6,16 @@
 
 namespace tandem {
 
-std::shared_ptr<KernelSet> cuda_kernels(const Device& device, CudaKernels which) {
+std::shared_ptr<KernelSet> cuda_kernels(const Device& device, const CudaKernelOptions& options) {
   if (device.kind() != DeviceKind::cuda) {
     throw Error(ErrorCode::unsupported, fmt::format("CUDA kernels: {} is no GPU", device.describe()));
   }
   namespace sets = detail::cuda;
-  if (which == CudaKernels::generic) return std::make_shared<sets::generic::GenericKernels>(device);
+  const auto generic = [&] { return std::make_shared<sets::generic::GenericKernels>(device, options.deterministic); };
+  if (options.which == CudaKernels::generic) return generic();
   const std::string reason = sets::sm90::why_not(device);
-  if (reason.empty()) return sets::sm90::make_kernels(device);
-  if (which == CudaKernels::best) return std::make_shared<sets::generic::GenericKernels>(device);
+  if (reason.empty()) return sets::sm90::make_kernels(device, options.deterministic);
+  if (options.which == CudaKernels::best) return generic();
   throw Error(ErrorCode::unsupported, "kernel set cuda.sm90: " + reason);
 }
 

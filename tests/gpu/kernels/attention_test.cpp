@@ -16,7 +16,7 @@ using testing::values_of;
 using testing::zeros;
 
 struct Results {
-  Tensor out, lse, head_sums, dq, dkv, dsink;
+  Tensor out, lse, head_sums, dq, dkv, dsink, backward_sums;
 };
 
 class AttentionOnGpu : public KernelsOnGpu {
@@ -29,7 +29,8 @@ class AttentionOnGpu : public KernelsOnGpu {
             poisoned(DType::f32, {p.rows, topk}),
             poisoned(c.dtype, {p.rows, p.heads, p.dim}),
             zeros(DType::f32, {p.keys, p.dim}),
-            p.sink.empty() ? Tensor() : zeros(DType::f32, {p.heads})};
+            p.sink.empty() ? Tensor() : zeros(DType::f32, {p.heads}),
+            poisoned(DType::f32, {p.rows, topk})};
   }
   static void enqueue(KernelSet& kernels, const Stream& stream, const Case& c, const TopkLists& lists,
                       const Results& r) {
@@ -37,19 +38,21 @@ class AttentionOnGpu : public KernelsOnGpu {
     kernels.sparse_mla_forward(in, {r.out, r.lse, r.head_sums}, stream);
     // In two parts, as the query blocks of a plan come.
     const std::int64_t middle = c.p.rows / 3;
-    const AttentionGradients grads{c.dout, r.out, r.lse, r.dq, r.dkv, r.dsink};
-    kernels.sparse_mla_backward({middle, c.p.rows}, in, grads, stream);
-    kernels.sparse_mla_backward({0, middle}, in, grads, stream);
+    AttentionGradients grads{c.dout, r.out, r.lse, r.dq, r.dkv, r.dsink};
+    for (const RowRange rows : {RowRange{middle, c.p.rows}, RowRange{0, middle}}) {
+      grads.head_sums = r.backward_sums.rows(rows.begin, rows.size());
+      kernels.sparse_mla_backward(rows, in, grads, stream);
+    }
   }
   Results up_all(const Results& r) const {
-    return {up(r.out), up(r.lse), up(r.head_sums), up(r.dq), up(r.dkv), up(r.dsink)};
+    return {up(r.out), up(r.lse), up(r.head_sums), up(r.dq), up(r.dkv), up(r.dsink), up(r.backward_sums)};
   }
   Results run_without_checking(const Case& c, const TopkLists& lists) const {
     const Results r = up_all(allocate(c, lists.indices.size(1)));
     const Case g = on_gpu(c);
     const TopkLists there{up(lists.indices), up(lists.length), {}};
     enqueue(*kernels_, stream_, g, there, r);
-    return {down(r.out), down(r.lse), down(r.head_sums), down(r.dq), down(r.dkv), down(r.dsink)};
+    return {down(r.out), down(r.lse), down(r.head_sums), down(r.dq), down(r.dkv), down(r.dsink), down(r.backward_sums)};
   }
   /// A call alone: the next one would already throw what this one found.
   Tensor out_without_checking(const Case& c, const TopkLists& lists) const {
@@ -76,6 +79,7 @@ class AttentionOnGpu : public KernelsOnGpu {
     expect_as_good(r.dq, of_cpu.dq, want.dq, "dq");
     expect_as_good(r.dkv, of_cpu.dkv, want.dkv, "dkv");
     EXPECT_LE(testing::relative_error(r.head_sums, values_of(of_cpu.head_sums)), 2e-5);
+    EXPECT_LE(testing::relative_error(r.backward_sums, values_of(of_cpu.head_sums)), 2e-5);
     if (c.p.sink.empty()) return;
     // A sum of numbers of either sign that may cancel: judged by the size of its terms, and out is rounded.
     const double u = c.dtype == DType::bf16 ? 0x1p-9 : 0x1p-24;
@@ -126,9 +130,11 @@ TEST_P(AttentionOnGpu, OrderRepetitionsAndHolesOfAListDoNotCount) {
     const Results of_cpu = run_on_cpu(c, tensors);
     expect_reference(c, lists, r, of_cpu);
     // Entries of head sums that are 0 there, and no others, are 0 here: repetitions, holes, those beyond the length.
-    const std::vector<double> sums = values_of(r.head_sums);
     const std::vector<double> wanted = values_of(of_cpu.head_sums);
-    for (std::size_t i = 0; i < sums.size(); ++i) ASSERT_EQ(sums[i] == 0, wanted[i] == 0) << "entry " << i;
+    for (const Tensor& t : {r.head_sums, r.backward_sums}) {
+      const std::vector<double> sums = values_of(t);
+      for (std::size_t i = 0; i < sums.size(); ++i) ASSERT_EQ(sums[i] == 0, wanted[i] == 0) << "entry " << i;
+    }
   }
 }
 
@@ -272,6 +278,34 @@ TEST_P(AttentionOnGpu, DenseHeadSumsMatchTheCpus) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, AttentionOnGpu, ::testing::ValuesIn(kernel_sets), name_of_set);
+INSTANTIATE_TEST_SUITE_P(DeterministicKernels, AttentionOnGpu, ::testing::ValuesIn(deterministic_sets), name_of_set);
+
+class DeterministicAttention : public AttentionOnGpu {};
+
+// Many rows that choose the same keys, lists in order and not: by atomics some sums would differ from run to run.
+TEST_P(DeterministicAttention, GradientsHaveTheSameBitsInEveryRun) {
+  EXPECT_TRUE(kernels_->deterministic());
+  for (const auto& [dtype, heads, topk] :
+       {std::tuple{DType::f32, 3, 40}, {DType::bf16, 3, 64}, {DType::bf16, 128, 128}}) {
+    auto rng = test_rng(63);
+    const std::int64_t rows = heads > 16 ? 200 : 600;
+    const Case c =
+        testing::make_case(rng, {.rows = rows, .keys = 160, .heads = heads, .topk = topk, .sink = true}, dtype);
+    reference::Lists lists = random_lists(rng, c);
+    for (std::size_t t = 0; t < lists.size(); t += 3) std::reverse(lists[t].begin(), lists[t].end());
+    const TopkLists tensors = lists_tensor(lists, topk);
+    const Results first = run(c, tensors);
+    for (int i = 0; i < 4; ++i) {
+      const Results again = run(c, tensors);
+      ASSERT_EQ(bytes_of(again.dq), bytes_of(first.dq));
+      ASSERT_EQ(bytes_of(again.dkv), bytes_of(first.dkv));
+      ASSERT_EQ(bytes_of(again.dsink), bytes_of(first.dsink));
+      ASSERT_EQ(bytes_of(again.backward_sums), bytes_of(first.backward_sums));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, DeterministicAttention, ::testing::ValuesIn(deterministic_sets), name_of_set);
 
 }  // namespace
 }  // namespace tandem::testing_gpu

@@ -185,6 +185,33 @@ TEST_P(LossOnGpu, ListsOfSomeRowsOutOfOrder) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, LossOnGpu, ::testing::ValuesIn(kernel_sets), name_of_set);
+INSTANTIATE_TEST_SUITE_P(DeterministicKernels, LossOnGpu, ::testing::ValuesIn(deterministic_sets), name_of_set);
+
+class DeterministicLoss : public LossOnGpu {};
+
+TEST_P(DeterministicLoss, GradientsHaveTheSameBitsInEveryRun) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f8e4m3}) {
+    auto rng = test_rng(83);
+    const Case c =
+        testing::make_case(rng, {.rows = 400, .keys = 150, .heads = 1, .index_heads = 8, .dim = 16, .topk = 64}, dtype);
+    for (const bool sparse : {true, false}) {
+      const reference::Lists lists = sparse ? random_lists(rng, c) : visible_lists(c);
+      const auto sums = random_sums(rng, lists);
+      const std::int64_t width = sparse ? 64 : 150;
+      const TopkLists tensors = lists_tensor(lists, width);
+      const LossSupport support = sparse ? LossSupport{tensors.indices, tensors.length} : LossSupport{};
+      const LossResults first = run(c, support, sums, width, true);
+      for (int i = 0; i < 4; ++i) {
+        const LossResults again = run(c, support, sums, width, true);
+        ASSERT_EQ(testing::bytes_of(again.d_index_k), testing::bytes_of(first.d_index_k));
+        ASSERT_EQ(testing::bytes_of(again.d_index_q), testing::bytes_of(first.d_index_q));
+        ASSERT_EQ(testing::bytes_of(again.loss), testing::bytes_of(first.loss));
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, DeterministicLoss, ::testing::ValuesIn(deterministic_sets), name_of_set);
 
 }  // namespace
 }  // namespace tandem::testing_gpu

@@ -31,14 +31,17 @@ inline Tensor allocate_like(const Device& device, const Tensor& t) {
 }
 inline std::size_t bytes_in(const Tensor& t) { return static_cast<std::size_t>(t.elements()) * size_of(t.dtype()); }
 
-constexpr CudaKernels kernel_sets[] = {CudaKernels::generic, CudaKernels::sm90};
+constexpr CudaKernelOptions kernel_sets[] = {{CudaKernels::generic, false}, {CudaKernels::sm90, false}};
+/// For what adds gradients.
+constexpr CudaKernelOptions deterministic_sets[] = {{CudaKernels::generic, true}, {CudaKernels::sm90, true}};
 
-inline std::string name_of_set(const ::testing::TestParamInfo<CudaKernels>& info) {
-  return info.param == CudaKernels::generic ? "Generic" : "Sm90";
+inline std::string name_of_set(const ::testing::TestParamInfo<CudaKernelOptions>& info) {
+  const std::string name = info.param.which == CudaKernels::generic ? "Generic" : "Sm90";
+  return name + (info.param.deterministic ? "Deterministic" : "");
 }
 
 /// Once with each set. Where sm90 has no kernels of its own it has those of generic, so that all holds for it, too.
-class KernelsOnGpu : public GpuTest, public ::testing::WithParamInterface<CudaKernels> {
+class KernelsOnGpu : public GpuTest, public ::testing::WithParamInterface<CudaKernelOptions> {
  protected:
   void SetUp() override {
     GpuTest::SetUp();

@@ -249,14 +249,14 @@ TEST(LossCheck, FindsWhatIsWrongAndNothingElse) {
     stream.synchronize(Deadline::after(std::chrono::seconds(30)));
     const DsaGradients& g = back.gradients();
     const auto wrong = [&] {
-      return check_loss(filler, job, ahead.rows(), in.inputs, landed, ahead.lists(), 150, ahead.loss(), g.d_index_q,
+      return check_loss(filler, job, ahead.rows(), in.inputs, landed, ahead.lists(), 150, g.loss, g.d_index_q,
                         g.d_index_w)
           .wrong;
     };
     EXPECT_EQ(wrong(), 0);
     g.d_index_w.data_as<float>()[job.shape.index_heads * 149] += 1.0F;
     EXPECT_EQ(wrong(), 1);
-    ahead.loss().data_as<double>()[0] += 0.01;
+    g.loss.data_as<double>()[0] += 0.01;
     EXPECT_EQ(wrong(), 2);
   }
 }

@@ -281,6 +281,7 @@ TEST(BenchCompute, WrongUseIsRefused) {
       {{"sparse-bwd", "--ranks", "2"}, "--ranks: kernels are timed on one rank"},
       {{"dsa-fwd", "--share", "2"}, "--share: only with bench indexer, topk, sparse-fwd or sparse-bwd"},
       {{"dsa-fwd", "--ranks", "4", "--emulate-ranks", "3"}, "--emulate-ranks: 3 is fewer than the 4 ranks"},
+      {{"dsa-fwd", "--deterministic"}, "--deterministic: only with bench sparse-bwd, dsa-bwd or dsa-step"},
       {{"indexer", "--emulate-ranks", "3"}, "--emulate-ranks: only with bench dsa-fwd, dsa-bwd or dsa-step"},
       {{"dsa-fwd", "--layout", "spiral"}, "--layout: 'spiral' is unknown"},
       {{"dsa-fwd", "--schedule", "lucky"}, "--schedule: 'lucky' is unknown; it is one of overlap, blocking, both"},

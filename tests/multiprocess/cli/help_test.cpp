@@ -51,45 +51,22 @@ TEST(Help, NamesEveryOptionOfDsa) {
                              "--timeout",       "--model",       "--seq-len",      "--docs",
                              "--pad-to",        "--input",       "--layout",       "--topk",
                              "--heads",         "--index-heads", "--chunk-tokens", "--dtype",
-                             "--deterministic", "--wire",        "--check",        "--memory",
-                             "--trace",         "--json",        "--seed"}) {
+                             "--deterministic", "--loss-pass",   "--wire",         "--check",
+                             "--memory",        "--trace",       "--json",         "--seed"}) {
     EXPECT_THAT(help.out, HasSubstr(option));
   }
 }
 
 TEST(Help, NamesEveryOptionOfBench) {
   const Ended help = run_tandem({"bench", "--help"});
-  for (const char* option : {"--ranks",
-                             "--device",
-                             "--transport",
-                             "-b,--minbytes",
-                             "-e,--maxbytes",
-                             "-f,--stepfactor",
-                             "-n,--iters",
-                             "-w,--warmup_iters",
-                             "-c,--check",
-                             "-G,--cudagraph",
-                             "--chunk-tokens",
-                             "--versus",
-                             "--beside",
-                             "--slow-link",
-                             "--model",
-                             "--seq-len",
-                             "--queries",
-                             "--share",
-                             "--pattern",
-                             "--topk",
-                             "--heads",
-                             "--index-heads",
-                             "--index-dtype",
-                             "--kernels",
-                             "--layout",
-                             "--schedule",
-                             "--emulate-ranks",
-                             "--timeout",
-                             "-J,--output_file",
-                             "--json",
-                             "--csv"}) {
+  for (const char* option : {"--ranks",       "--device",         "--transport",     "-b,--minbytes",
+                             "-e,--maxbytes", "-f,--stepfactor",  "-n,--iters",      "-w,--warmup_iters",
+                             "-c,--check",    "-G,--cudagraph",   "--chunk-tokens",  "--versus",
+                             "--beside",      "--slow-link",      "--model",         "--seq-len",
+                             "--queries",     "--share",          "--pattern",       "--topk",
+                             "--heads",       "--index-heads",    "--index-dtype",   "--kernels",
+                             "--layout",      "--schedule",       "--emulate-ranks", "--deterministic",
+                             "--timeout",     "-J,--output_file", "--json",          "--csv"}) {
     EXPECT_THAT(help.out, HasSubstr(option));
   }
 }

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -238,6 +239,61 @@ TEST(Options, DenseWarmUpLossCoversAllVisibleKeys) {
   }
 }
 
+// The two passes compute P in different ways: the loss may differ by rounding, all else but its gradients by no bit.
+TEST(Options, TheLossMayComeWithEitherPass) {
+  auto rng = testing::test_rng(59);
+  const Problem problem = make_problem(rng, {45, 0, 23}, 3, {}, DType::f32);
+  for (const IndexerLossKind kind : {IndexerLossKind::sparse, IndexerLossKind::dense}) {
+    for (const int ranks : {1, 2, 4}) {
+      RunOptions options;
+      options.cluster.ranks = ranks;
+      options.loss = kind;
+      const Results in_forward = run(problem, options);
+      options.loss_pass = LossPass::backward;
+      for (const bool keep : {true, false}) {
+        options.keep_landed = keep;
+        const Results results = run(problem, options);
+        if (HasFailure()) return;
+        EXPECT_LE(testing::compare(problem, results, kind, options.dloss).worst(), 2e-5) << ranks << " ranks";
+        EXPECT_EQ(results.out, in_forward.out);
+        EXPECT_EQ(results.dq, in_forward.dq);
+        EXPECT_EQ(results.dkv, in_forward.dkv);
+        expect_rows_without_keys_are_dead(problem, results);
+      }
+    }
+  }
+}
+
+// What the hook adds counts: with all of its mass on the first key of each list the target is that key alone.
+TEST(Options, TheHookOfTheTargetRunsInEitherPass) {
+  auto rng = testing::test_rng(60);
+  const Problem problem = make_problem(rng, {40}, 0, {}, DType::f32);
+  for (const LossPass pass : {LossPass::forward, LossPass::backward}) {
+    RunOptions options;
+    options.cluster.ranks = 2;
+    options.loss_pass = pass;
+    const Results without = run(problem, options);
+    std::atomic<int> calls{0};
+    options.target_hook = [&calls](const Tensor& head_sums, const Stream& stream) {
+      ++calls;
+      stream.run([head_sums] {
+        for (std::int64_t t = 0; t < head_sums.size(0); ++t) {
+          float* const row = head_sums.data_as<float>() + t * head_sums.stride(0);
+          std::fill_n(row, head_sums.size(1), 0.0F);
+          row[0] = 1;
+        }
+      });
+    };
+    const Results with = run(problem, options);
+    EXPECT_EQ(calls, 2) << "once a rank";
+    EXPECT_EQ(with.dkv, without.dkv);
+    // The first row's only key has all of it either way.
+    EXPECT_EQ(with.loss[0], without.loss[0]);
+    EXPECT_GT(with.loss[39], without.loss[39]);
+    EXPECT_NE(with.d_index_q, without.d_index_q);
+  }
+}
+
 TEST(Options, RowsThatAreKeysAloneAskNothing) {
   auto rng = testing::test_rng(58);
   Problem problem = make_problem(rng, {37, 24}, 2, {}, DType::f32);
@@ -265,6 +321,7 @@ TEST(Options, RowsThatAreKeysAloneAskNothing) {
     for (const Partition partition : {Partition::zigzag, Partition::contiguous}) {
       options.cluster.ranks = ranks;
       options.partition = partition;
+      options.loss_pass = ranks == 2 ? LossPass::backward : LossPass::forward;
       const Results results = run(problem, options);
       if (HasFailure()) return;
       EXPECT_EQ(mismatches(problem, results), 0) << ranks << " ranks";

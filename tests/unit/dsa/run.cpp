@@ -131,6 +131,8 @@ void run_rank(Communicator& comm, const Problem& p, const RunOptions& o, Results
   if (p.index_dtype != p.dtype) config.index_dtype = p.index_dtype;
   config.wire = o.wire;
   config.loss = o.loss;
+  config.loss_pass = o.loss_pass;
+  config.target_hook = o.target_hook;
   config.keep_landed = o.keep_landed;
   CpuKernelOptions kernel_options;
   kernel_options.threads = o.kernel_threads;
@@ -168,7 +170,9 @@ void run_rank(Communicator& comm, const Problem& p, const RunOptions& o, Results
   unshard(plan, out.lse, results.lse);
   unshard(plan, out.indices, results.indices);
   unshard(plan, out.length, results.length);
+  EXPECT_FALSE(out.loss.valid() && grads.loss.valid());
   unshard(plan, out.loss, results.loss);
+  unshard(plan, grads.loss, results.loss);
   unshard(plan, grads.dq, results.dq);
   unshard(plan, grads.dkv, results.dkv);
   unshard(plan, grads.d_index_q, results.d_index_q);

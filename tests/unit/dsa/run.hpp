@@ -40,6 +40,8 @@ struct RunOptions {
   DType wire = DType::f32;
   bool keep_landed = true;
   IndexerLossKind loss = IndexerLossKind::sparse;
+  LossPass loss_pass = LossPass::forward;
+  std::function<void(const Tensor& head_sums, const Stream& stream)> target_hook = {};
   int kernel_threads = 1;
   double dloss = 0.7;
   int layers = 1;      ///< forwards enqueued one after the other before any backward; all with the same inputs

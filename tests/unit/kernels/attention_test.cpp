@@ -296,6 +296,27 @@ TEST(AttentionExact, RejectsListsThatPointOutside) {
   }
 }
 
+// Of some rows, with repetitions and holes in their lists.
+TEST_P(Attention, TheBackwardGivesTheHeadSumsOfItsRows) {
+  auto rng = test_rng(62);
+  const Case c = make_case(rng, {.rows = 30, .keys = 60, .heads = 3, .topk = 8, .sink = true}, GetParam());
+  reference::Lists lists = random_lists(rng, c);
+  for (auto& list : lists) {
+    if (list.size() < 3) continue;
+    list.push_back(list[1]);
+    list.insert(list.begin(), -1);
+  }
+  const TopkLists tensors = lists_tensor(lists, 11);
+  const Results r = run(c, tensors);
+  Runner runner;
+  const Tensor sums = poisoned(DType::f32, {13, 11});
+  detail::cpu::sparse_mla_backward(runner.context, {12, 25}, c.attention(tensors.indices, tensors.length),
+                                   {c.dout, r.out, r.lse, r.dq, r.dkv, r.dsink, sums});
+  const std::vector<double> got = values_of(sums), want = values_of(r.head_sums.rows(12, 13));
+  EXPECT_LE(relative_error(sums, want), 1e-6);
+  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i] == 0, want[i] == 0) << "entry " << i;
+}
+
 TEST_P(Attention, DenseHeadSumsMatchTheReference) {
   auto rng = test_rng(61);
   const Case c = make_case(rng, {.rows = 40, .keys = 200, .heads = 6, .topk = 8, .sink = true}, GetParam());

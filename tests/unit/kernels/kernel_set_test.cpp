@@ -15,7 +15,7 @@ namespace {
 struct Call {
   Case c;
   TopkLists lists;
-  Tensor out, lse, head_sums, dq, dkv, dense_sums, loss, d_index_q, d_index_w, d_index_k;
+  Tensor out, lse, head_sums, backward_sums, dq, dkv, dense_sums, loss, d_index_q, d_index_w, d_index_k;
 
   explicit Call(const Case& problem)
       : c(problem),
@@ -23,6 +23,7 @@ struct Call {
         out(poisoned(c.dtype, {c.p.rows, c.p.heads, value_dim})),
         lse(poisoned(DType::f32, {c.p.rows, c.p.heads})),
         head_sums(poisoned(DType::f32, {c.p.rows, c.p.topk})),
+        backward_sums(poisoned(DType::f32, {c.p.rows, c.p.topk})),
         dq(poisoned(c.dtype, {c.p.rows, c.p.heads, c.p.dim})),
         dkv(zeros(DType::f32, {c.p.keys, c.p.dim})),
         dense_sums(poisoned(DType::f32, {c.p.rows, c.p.keys})),
@@ -34,7 +35,7 @@ struct Call {
   RowRange rows() const { return {0, c.p.rows}; }
   IndexerStep step() const { return {{rows()}, {{0, c.p.keys}}, {}, true, true}; }
   AttentionInputs attention() const { return c.attention(lists.indices, lists.length); }
-  AttentionGradients gradients() const { return {c.dout, out, lse, dq, dkv, {}}; }
+  AttentionGradients gradients() const { return {c.dout, out, lse, dq, dkv, {}, backward_sums}; }
   LossSupport support() const { return {lists.indices, lists.length}; }
   IndexerLoss indexer_loss() const { return {rows(), head_sums, 1.0, 1.0, loss, d_index_q, d_index_w, d_index_k}; }
 
@@ -47,8 +48,8 @@ struct Call {
   }
   std::vector<std::vector<std::uint8_t>> all_bytes() const {
     std::vector<std::vector<std::uint8_t>> bytes;
-    for (const Tensor& t : {lists.indices, lists.length, out, lse, head_sums, dq, dkv, dense_sums, loss, d_index_q,
-                            d_index_w, d_index_k}) {
+    for (const Tensor& t : {lists.indices, lists.length, out, lse, head_sums, backward_sums, dq, dkv, dense_sums, loss,
+                            d_index_q, d_index_w, d_index_k}) {
       bytes.push_back(bytes_of(t));
     }
     return bytes;
@@ -253,6 +254,10 @@ TEST_F(Rejects, AttentionArguments) {
                 g.dkv = zeros(DType::bf16, {70, 576});
               }),
               HasSubstr("dkv: expected f32 [70, 576], got bf16 [70, 576]"));
+  EXPECT_THAT(backward([](auto& rows, auto&, auto&) {
+                rows = {0, 39};
+              }),
+              HasSubstr("head_sums: expected f32 [39, 9], got f32 [40, 9]"));
   EXPECT_THAT(backward([](auto&, auto&, auto& g) { g.dsink = zeros(DType::f32, {2}); }),
               HasSubstr("dsink: given, but"));
   const Tensor narrow = zeros(DType::f32, {40, 20});

@@ -21,6 +21,8 @@ BackwardKernels::BackwardKernels(const ComputeJob& job, const Plan& plan, std::s
   gradients_.d_index_q = Tensor::allocate(device, index_gradient, {s, job.shape.index_heads, index_dim});
   gradients_.d_index_w = Tensor::allocate(device, DType::f32, {s, job.shape.index_heads});
   gradients_.d_index_k = Tensor::allocate(device, DType::f32, {s, index_dim});
+  gradients_.loss = Tensor::allocate(device, DType::f64, {s});
+  head_sums_ = Tensor::allocate(device, DType::f32, {s, job.shape.topk});
   own_d_index_k_ = Tensor::allocate(device, DType::f32, {n, index_dim});
 }
 
@@ -30,14 +32,18 @@ void BackwardKernels::enqueue(const LandedKeys& landed, const Stream& stream) {
   const TopkLists& lists = forward_.lists();
   const AttentionInputs in{inputs_.q, landed.kv, lists.indices, lists.length, {}, attention_scale(job_)};
   const AttentionOutputs& out = forward_.outputs();
-  const AttentionGradients gradients{dout_, out.out, out.lse, gradients_.dq, own_dkv_, {}};
-  for (const RowRange& block : plan_.query_blocks()) kernels_->sparse_mla_backward(block, in, gradients, stream);
+  AttentionGradients gradients{dout_, out.out, out.lse, gradients_.dq, own_dkv_, {}};
+  for (const RowRange& block : plan_.query_blocks()) {
+    if (job_.has_loss()) gradients.head_sums = head_sums_.rows(block.begin, block.size());
+    kernels_->sparse_mla_backward(block, in, gradients, stream);
+  }
   if (!job_.has_loss()) return;
   IndexerLoss loss;
+  loss.loss = gradients_.loss;
   loss.d_index_q = gradients_.d_index_q;
   loss.d_index_w = gradients_.d_index_w;
   loss.d_index_k = own_d_index_k_;
-  forward_.enqueue_loss(landed, loss, stream);
+  forward_.enqueue_loss(landed, head_sums_, loss, stream);
 }
 
 void BackwardKernels::reduce(Communicator& comm, const Stream& stream) {
@@ -53,7 +59,8 @@ void BackwardKernels::reduce(Communicator& comm, const Stream& stream) {
 
 void BackwardKernels::poison(const Stream& stream, BenchData& data) const {
   const DsaGradients& g = gradients_;
-  for (const Tensor* t : {&g.dq, &g.dkv, &g.d_index_q, &g.d_index_w, &g.d_index_k, &own_dkv_, &own_d_index_k_})
+  for (const Tensor* t :
+       {&g.dq, &g.dkv, &g.d_index_q, &g.d_index_w, &g.d_index_k, &g.loss, &own_dkv_, &own_d_index_k_, &head_sums_})
     poison_tensor(stream, data, *t);
 }
 

@@ -38,6 +38,7 @@ class BackwardKernels {
   const ForwardKernels& forward_;
   DsaGradients gradients_;
   Tensor own_dkv_, own_d_index_k_;
+  Tensor head_sums_;  ///< f32 [s, K]; empty without a loss
   Work reduce_;
 };
 

@@ -35,7 +35,14 @@ bool has_lists(ComputeOperation operation) {
   return operation == ComputeOperation::sparse_fwd || operation == ComputeOperation::sparse_bwd;
 }
 
+bool adds_gradients(ComputeOperation operation) {
+  return operation == ComputeOperation::sparse_bwd || operation == ComputeOperation::dsa_bwd ||
+         operation == ComputeOperation::dsa_step;
+}
+
 void refuse_other_options(const BenchArguments& a, const ComputeJob& job) {
+  if (!adds_gradients(job.operation))
+    expect_none({{"--deterministic", a.deterministic}}, "sparse-bwd, dsa-bwd or dsa-step");
   expect_none({{"--minbytes", a.min_bytes.has_value()},
                {"--maxbytes", a.max_bytes.has_value()},
                {"--stepfactor", a.step_factor.has_value()},
@@ -142,6 +149,8 @@ DsaConfig ComputeJob::config() const {
   config.dtype = dtype;
   config.index_dtype = index_dtype;
   config.loss = loss;
+  config.loss_pass = LossPass::backward;  // which has the head sums at hand
+  config.deterministic = deterministic;
   config.keep_landed = has_backward();  // nothing but what this step needs
   return config;
 }
@@ -156,6 +165,7 @@ ComputeJob make_compute_job(ComputeOperation operation, const BenchArguments& a,
   expect_device(job.common.device);
   const bool cuda = job.common.device == DeviceKind::cuda;
   job.kernels = choose_kernels(a.kernels, job.common.device);
+  job.deterministic = a.deterministic;
   job.model = a.model.value_or(cuda ? "deepseek-v3.2" : "tiny");
   job.shape = choose_shape(job.model, {a.topk, a.heads, a.index_heads});
   if (a.index_dtype && parse_choice("--index-dtype", *a.index_dtype, {"bf16", "e4m3"}) == 1)

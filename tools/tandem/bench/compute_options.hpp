@@ -66,6 +66,7 @@ struct ComputeJob {
   int emulated_ranks = 0;  ///< see DsaJob
   std::vector<Schedule> schedules;
   IndexerLossKind loss = IndexerLossKind::none;
+  bool deterministic = false;  ///< of the kernels
 
   bool has_forward() const { return operation != ComputeOperation::dsa_bwd; }   ///< of a step
   bool has_backward() const { return operation != ComputeOperation::dsa_fwd; }  ///< of a step

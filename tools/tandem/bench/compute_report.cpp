@@ -214,6 +214,7 @@ nlohmann::ordered_json ComputeReport::as_json() const {
               {"dtype", tandem::to_string(job_.dtype)},
               {"index_dtype", tandem::to_string(job_.index_dtype)},
               {"timing", header_.timing},
+              {"deterministic", job_.deterministic},
               {"iterations", job_.common.iterations},
               {"rates", rates_json(job_.common.device)}};
   if (steps()) {

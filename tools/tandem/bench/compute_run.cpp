@@ -106,7 +106,7 @@ void run_compute(const ComputeJob& job, Communicator& comm, BenchRanks& ranks, i
   const Session session{job,
                         comm,
                         ranks,
-                        make_kernels(job.kernels, comm.device(), threads),
+                        make_kernels(job.kernels, comm.device(), threads, job.deterministic),
                         RowFiller(comm.device()),
                         make_data(comm.device()),
                         make_timer(comm, ranks, job.common.timeout)};

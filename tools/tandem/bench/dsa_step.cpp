@@ -95,7 +95,6 @@ DsaContext DsaStep::context_of_kernels() const {
   data->length = ahead_->lists().length;
   data->out = ahead_->outputs().out;
   data->lse = ahead_->outputs().lse;
-  data->head_sums = ahead_->outputs().head_sums;
   data->kv = kept_.kv;
   data->index_k = kept_.index_k;
   data->index_k_scale = kept_.index_k_scale;
@@ -174,8 +173,9 @@ RowVerdict DsaStep::check_kernels(const Stream& stream, BenchData& data) {
   verdict.rows += backward.rows;
   verdict.wrong += backward.wrong;
   if (!job_.has_loss()) return verdict;
-  const RowVerdict loss = check_loss(filler_, job_, rows, in, kept_, ahead_->lists(), plan_.layout().query_rows(),
-                                     ahead_->loss(), back_->gradients().d_index_q, back_->gradients().d_index_w);
+  const RowVerdict loss =
+      check_loss(filler_, job_, rows, in, kept_, ahead_->lists(), plan_.layout().query_rows(), back_->gradients().loss,
+                 back_->gradients().d_index_q, back_->gradients().d_index_w);
   verdict.rows += loss.rows;
   verdict.wrong += loss.wrong;
   return verdict;
@@ -189,14 +189,13 @@ StepResults DsaStep::results_of(Schedule schedule) const {
     const AttentionOutputs& alone = ahead_->outputs();
     if (overlap) results.exact = {o.out, o.lse, o.indices};
     if (!overlap) results.exact = {alone.out, alone.lse, ahead_->global_lists()};
-    if (job_.has_loss()) results.exact.push_back(overlap ? o.loss : ahead_->loss());
   }
   if (!back_) return results;
   const DsaGradients& g = overlap ? backward_.gradients : back_->gradients();
   results.exact.push_back(g.dq);
   results.sums.push_back(g.dkv);
   if (!job_.has_loss()) return results;
-  results.exact.insert(results.exact.end(), {g.d_index_q, g.d_index_w});
+  results.exact.insert(results.exact.end(), {g.loss, g.d_index_q, g.d_index_w});
   results.sums.push_back(g.d_index_k);
   return results;
 }
@@ -219,11 +218,10 @@ ComputeRow DsaStep::figures(BenchRanks& ranks) const {
   if (job_.has_forward()) {
     costs.push_back(indexer_cost(job_, rows));
     costs.push_back(attention_cost(job_, rows, rows.keys));
-    if (job_.has_loss()) costs.push_back(loss_cost(job_, rows, false));
   }
   if (back_) {
     costs.push_back(attention_backward_cost(job_, rows, rows.keys));
-    if (job_.has_loss()) costs.push_back(loss_cost(job_, rows, true));
+    if (job_.has_loss()) costs.push_back(loss_cost(job_, rows));
   }
   const std::optional<Rates> rates = rates_of(job_.common.device);
   Cost all;

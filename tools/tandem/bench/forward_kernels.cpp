@@ -22,10 +22,6 @@ ForwardKernels::ForwardKernels(const ComputeJob& job, const Plan& plan, std::sha
   global_ = Tensor::allocate(device, DType::i32, {plan.rows(), job.shape.topk});
   out_.out = Tensor::allocate(device, job.dtype, {plan.rows(), job.shape.heads, value_dim});
   out_.lse = Tensor::allocate(device, DType::f32, {plan.rows(), job.shape.heads});
-  if (job.has_loss()) {
-    out_.head_sums = Tensor::allocate(device, DType::f32, {plan.rows(), job.shape.topk});
-    loss_ = Tensor::allocate(device, DType::f64, {plan.rows()});
-  }
   if (device.kind() == DeviceKind::cuda)
     tables_ = detail::make_plan_tables(plan, device, Deadline::after(std::chrono::minutes(1)));
 }
@@ -49,24 +45,21 @@ void ForwardKernels::enqueue(const LandedKeys& landed, const Stream& stream) {
       detail::to_global_lists(plan, lists.indices, lists.length, global);
     });
   }
-  if (!job_.has_loss()) return;
-  IndexerLoss loss;
-  loss.loss = loss_;
-  enqueue_loss(landed, loss, stream);
 }
 
-void ForwardKernels::enqueue_loss(const LandedKeys& landed, IndexerLoss loss, const Stream& stream) const {
+void ForwardKernels::enqueue_loss(const LandedKeys& landed, const Tensor& head_sums, IndexerLoss loss,
+                                  const Stream& stream) const {
   const std::int64_t query_rows = plan_.layout().query_rows();
   loss.loss_scale = query_rows > 0 ? 1.0 / static_cast<double>(query_rows) : 0.0;
   for (const RowRange& block : plan_.query_blocks()) {
     loss.rows = block;
-    loss.head_sums = out_.head_sums.rows(block.begin, block.size());
+    loss.head_sums = head_sums.rows(block.begin, block.size());
     kernels_->indexer_loss(indexer_inputs(landed), {lists_.indices, lists_.length}, loss, stream);
   }
 }
 
 void ForwardKernels::poison(const Stream& stream, BenchData& data) const {
-  for (const Tensor* t : {&lists_.indices, &lists_.length, &global_, &out_.out, &out_.lse, &out_.head_sums, &loss_})
+  for (const Tensor* t : {&lists_.indices, &lists_.length, &global_, &out_.out, &out_.lse})
     poison_tensor(stream, data, *t);
 }
 

@@ -27,15 +27,14 @@ class ForwardKernels {
 
   /// `landed` must live until this has run.
   void enqueue(const LandedKeys& landed, const Stream& stream);
-  /// The sparse indexer loss over the lists, block by block: values or gradients, whatever `loss` has tensors for.
-  void enqueue_loss(const LandedKeys& landed, IndexerLoss loss, const Stream& stream) const;
+  /// The sparse indexer loss over the lists, block by block: whatever `loss` has tensors for. `head_sums` f32 [s, K].
+  void enqueue_loss(const LandedKeys& landed, const Tensor& head_sums, IndexerLoss loss, const Stream& stream) const;
   void poison(const Stream& stream, BenchData& data) const;
 
   const QueryRows& rows() const noexcept { return rows_; }
   const TopkLists& lists() const noexcept { return lists_; }  ///< by landed row
   const Tensor& global_lists() const noexcept { return global_; }
   const AttentionOutputs& outputs() const noexcept { return out_; }
-  const Tensor& loss() const noexcept { return loss_; }  ///< f64 [s]; empty without a loss
 
  private:
   IndexerInputs indexer_inputs(const LandedKeys& landed) const;
@@ -49,7 +48,6 @@ class ForwardKernels {
   const TopkState state_;
   Tensor global_;
   AttentionOutputs out_;
-  Tensor loss_;
   detail::PlanTables tables_;  ///< GPUs only
 };
 

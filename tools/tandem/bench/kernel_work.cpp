@@ -225,16 +225,16 @@ Cost attention_backward_cost(const ComputeJob& job, const QueryRows& rows, std::
   return cost;
 }
 
-Cost loss_cost(const ComputeJob& job, const QueryRows& rows, bool gradients) {
+Cost loss_cost(const ComputeJob& job, const QueryRows& rows) {
   const double width = static_cast<double>(index_dim * static_cast<std::int64_t>(size_of(job.index_dtype)));
   const auto s = static_cast<double>(rows.query_count()), n = static_cast<double>(rows.keys);
   const auto heads = static_cast<double>(job.shape.index_heads);
   const auto pairs = static_cast<double>(rows.selected(job.shape.topk));
   Cost cost;
-  cost.flops = 2 * heads * static_cast<double>(index_dim) * pairs * (gradients ? 3 : 1);
+  cost.flops = 2 * heads * static_cast<double>(index_dim) * pairs * 3;
   const double inputs = s * heads * (width + 4) + n * width;
   const double results = s * heads * (width + 4) + 8 * n * static_cast<double>(index_dim);
-  cost.bytes = inputs + (gradients ? results : 8 * s) + 2 * list_bytes(job, rows);
+  cost.bytes = inputs + results + 2 * list_bytes(job, rows);
   return cost;
 }
 

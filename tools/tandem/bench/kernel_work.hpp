@@ -41,8 +41,8 @@ std::unique_ptr<KernelWork> make_kernel_work(const ComputeJob& job, const QueryR
 Cost indexer_cost(const ComputeJob& job, const QueryRows& rows);
 Cost attention_cost(const ComputeJob& job, const QueryRows& rows, std::int64_t touched_keys);
 Cost attention_backward_cost(const ComputeJob& job, const QueryRows& rows, std::int64_t touched_keys);
-/// Of the sparse indexer loss, with its gradients or without.
-Cost loss_cost(const ComputeJob& job, const QueryRows& rows, bool gradients);
+/// Of the sparse indexer loss with its gradients.
+Cost loss_cost(const ComputeJob& job, const QueryRows& rows);
 /// Bytes of one fp32 row of dkv for each selected pair: what a backward that merges none of them adds.
 double added_dkv_bytes(const ComputeJob& job, const QueryRows& rows);
 float attention_scale(const ComputeJob& job);

@@ -154,6 +154,7 @@ BenchJob make_bench_job(const BenchArguments& a, const std::optional<LaunchedRan
                {"--schedule", a.schedule.has_value()},
                {"--emulate-ranks", a.emulate_ranks.has_value()}},
               step_operations);
+  expect_none({{"--deterministic", a.deterministic}}, "sparse-bwd, dsa-bwd or dsa-step");
   expect_none({{"--loss", a.loss.has_value()}}, "dsa-bwd or dsa-step");
   choose_common(a, launched, job);
   choose_comparisons(a, job);

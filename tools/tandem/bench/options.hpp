@@ -23,6 +23,7 @@ struct BenchArguments {
   std::optional<std::string> model, seq_len, queries, share, topk, heads, index_heads, index_dtype, kernels, pattern,
       layout, schedule, loss, emulate_ranks;
   std::vector<std::string> transport_options;  ///< KEY=VALUE
+  bool deterministic = false;
   bool json = false;
   bool csv = false;
 };

@@ -36,7 +36,9 @@ struct SparseArgument {
   AttentionRows<T> in;
   Lists lists;
   Rows<const float> lse;
-  Rows<float> sums;
+  std::int64_t first_row;
+  Rows<float> sums;          ///< of rows from the first one on
+  const std::int32_t* only;  ///< or null
 };
 
 /// One block for each row and slice of its list.
@@ -44,11 +46,12 @@ template <class T, int dim>
 __global__ void __launch_bounds__(block_threads) sum_list(SparseArgument<T> a) {
   __shared__ ListKeys::Memory list_memory;
   auto& tile = *static_cast<GroupTile<dim>*>(dynamic_shared());
-  const std::int64_t row = blockIdx.x;
+  const std::int64_t row = a.first_row + blockIdx.x;
+  if (a.only != nullptr && a.only[row] == 0) return;
   const int first = static_cast<int>(blockIdx.y) * slice_entries;
   const ListKeys list(a.lists, row, list_memory, &tile);
   const int end = min(list.count(), first + slice_entries);
-  float* const to = a.sums.at(row);
+  float* const to = a.sums.at(blockIdx.x);
   for (int i = max(first, end) + static_cast<int>(threadIdx.x); i < min(a.lists.topk, first + slice_entries);
        i += block_threads) {
     to[i] = 0;
@@ -95,10 +98,12 @@ const bool registered = register_kernel(sum_list<float, 576>) && register_kernel
                         register_kernel(sum_range<Bf16, 576>) && register_kernel(sum_range<Bf16, 512>);
 
 template <class T, int dim>
-void run_sparse(const NativeStream& stream, const AttentionInputs& in, const AttentionOutputs& out, ListFault* fault) {
-  const SparseArgument<T> a{attention_rows<T>(in), lists_of(in.indices, in.length, in.kv.size(0), fault),
-                            rows_of<const float>(out.lse), rows_of<float>(out.head_sums)};
-  launch(stream, sum_list<T, dim>, a, in.q.size(0), (in.indices.size(1) + slice_entries - 1) / slice_entries,
+void run_sparse(const NativeStream& stream, RowRange rows, const AttentionInputs& in, const Tensor& lse,
+                const Tensor& head_sums, ListFault* fault, const std::int32_t* only) {
+  const SparseArgument<T> a{attention_rows<T>(in),     lists_of(in.indices, in.length, in.kv.size(0), fault),
+                            rows_of<const float>(lse), rows.begin,
+                            rows_of<float>(head_sums), only};
+  launch(stream, sum_list<T, dim>, a, rows.size(), (in.indices.size(1) + slice_entries - 1) / slice_entries,
          std::max(sizeof(GroupTile<dim>), list_bytes(in.indices.size(1))));
 }
 
@@ -113,13 +118,15 @@ void run_dense(const NativeStream& stream, RowRange rows, const Tensor& bounds, 
 
 }  // namespace
 
-void sparse_head_sums(const NativeStream& stream, const AttentionInputs& in, const AttentionOutputs& out,
-                      ListFault* fault) {
+void sparse_head_sums(const NativeStream& stream, RowRange rows, const AttentionInputs& in, const Tensor& lse,
+                      const Tensor& head_sums, ListFault* fault, const std::int32_t* only) {
   const bool wide = in.q.size(2) == 576;
   if (in.q.dtype() == DType::bf16) {
-    wide ? run_sparse<Bf16, 576>(stream, in, out, fault) : run_sparse<Bf16, 512>(stream, in, out, fault);
+    wide ? run_sparse<Bf16, 576>(stream, rows, in, lse, head_sums, fault, only)
+         : run_sparse<Bf16, 512>(stream, rows, in, lse, head_sums, fault, only);
   } else {
-    wide ? run_sparse<float, 576>(stream, in, out, fault) : run_sparse<float, 512>(stream, in, out, fault);
+    wide ? run_sparse<float, 576>(stream, rows, in, lse, head_sums, fault, only)
+         : run_sparse<float, 512>(stream, rows, in, lse, head_sums, fault, only);
   }
 }
 

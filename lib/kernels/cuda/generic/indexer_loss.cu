@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/generic/index_scores.cuh"
 #include "kernels/cuda/generic/lists.cuh"
+#include "kernels/cuda/generic/ordered.cuh"
 #include "kernels/cuda/generic/tiles.cuh"
 
 namespace tandem::detail::cuda::generic {
@@ -27,7 +28,8 @@ struct LossArgument {
   bool sparse;
   Lists lists;        ///< if sparse
   const int* bounds;  ///< [s, 2], if not
-  std::int64_t first_row;
+  std::int64_t first_row, rows;
+  int landed_rows;
   Rows<const float> head_sums;
   double loss_scale, upstream;
   double* loss;  ///< or null, like the next three
@@ -35,6 +37,9 @@ struct LossArgument {
   Rows<float> d_index_w;
   Rows<float> d_index_k;
   const std::int32_t* only;  ///< or null
+  Rows<float> d_scores;      ///< of the call's rows; or null
+
+  __device__ bool leaves_out(std::int64_t row) const { return only != nullptr && only[row] == 0; }
 };
 
 struct LossMemory {
@@ -91,8 +96,9 @@ struct GradientMemory {
   double dw[block_heads];
 };
 
-/// Gradients of one row and 64 heads, through score = scale sum_h w_h relu(q_h . k).
-template <class T>
+/// Gradients of one row and 64 heads, through score = scale sum_h w_h relu(q_h . k). Adding to d_index_k need not be
+/// atomic if the block owns the keys.
+template <class T, bool owned = false>
 class RowGradients {
  public:
   __device__ RowGradients(const LossArgument<T>& a, std::int64_t row, int first_head, GradientMemory& memory)
@@ -153,7 +159,13 @@ class RowGradients {
 #pragma unroll
     for (int i = 0; i < thread_keys; ++i) {
       const int landed = memory_.landed[part + key_of(i)];
-      if (landed >= 0) atomicAdd(a_.d_index_k.at(landed) + column(), dk[i]);
+      if (landed < 0) continue;
+      float* const to = a_.d_index_k.at(landed) + column();
+      if constexpr (owned) {
+        *to += dk[i];
+      } else {
+        atomicAdd(to, dk[i]);
+      }
     }
   }
 
@@ -231,6 +243,9 @@ __device__ void run_row(const LossArgument<T>& a, std::int64_t row, const Keys& 
       if (target != 0) divergence += target * (log(fmax(target, least_target)) - log_predicted);
       d_score = (exp(log_predicted) - target) * scale;
     }
+    if (a.d_scores.data != nullptr && blockIdx.y == 0 && entry < keys.count()) {
+      a.d_scores.at(blockIdx.x)[entry] = static_cast<float>(d_score);
+    }
     gradients.add(landed, static_cast<float>(d_score), min(block_threads, keys.count() - first));
   }
   divergence = block_sum(divergence, memory.sums);
@@ -244,7 +259,7 @@ __global__ void __launch_bounds__(block_threads) differentiate_loss(LossArgument
   __shared__ LossMemory memory;
   __shared__ ListKeys::Memory list_memory;
   const std::int64_t row = a.first_row + blockIdx.x;
-  if (a.only != nullptr && a.only[row] == 0) return;
+  if (a.leaves_out(row)) return;
   if (a.sparse) {
     const ListKeys keys(a.lists, row, list_memory, dynamic_shared());
     run_row<T, Gradients>(a, row, keys, memory);
@@ -253,7 +268,46 @@ __global__ void __launch_bounds__(block_threads) differentiate_loss(LossArgument
   }
 }
 
-const bool registered = register_kernel(differentiate_loss<float, NoGradients>) &&
+template <class T, class Keys>
+__device__ void add_row_in_order(const LossArgument<T>& a, std::int64_t row, const Keys& keys, GradientMemory& memory) {
+  const float* const d_scores = a.d_scores.at(row - a.first_row);
+  for (int first_head = 0; first_head < a.in.heads; first_head += block_heads) {
+    RowGradients<T, true> gradients(a, row, first_head, memory);
+    for (int first = 0; first < keys.count(); first += block_threads) {
+      const int i = first + static_cast<int>(threadIdx.x);
+      const bool there = i < keys.count();
+      gradients.add(there ? keys.key(i) : -1, there ? d_scores[keys.entry(i)] : 0.0F,
+                    min(block_threads, keys.count() - first));
+    }
+    __syncthreads();
+  }
+}
+
+/// What all rows add to the d_index_k of the keys that the block owns, by the gradients of their scores, in the order
+/// of rows and of 64 heads.
+template <class T>
+__global__ void __launch_bounds__(block_threads) add_in_order(LossArgument<T> a) {
+  __shared__ ListKeys::Memory list_memory;
+  __shared__ int count;
+  if (!any_row(a.only, a.first_row, a.rows)) return;
+  auto& memory = *static_cast<GradientMemory*>(dynamic_shared());
+  auto* const entries = reinterpret_cast<std::uint16_t*>(&memory + 1);
+  const OwnedKeys own = owned_keys(a.landed_rows);
+  for (std::int64_t row = a.first_row; row < a.first_row + a.rows; ++row) {
+    if (a.leaves_out(row)) continue;
+    if (a.sparse) {
+      __syncthreads();
+      const ListKeys list(a.lists, row, list_memory, &memory);
+      add_row_in_order(a, row, choose(list, own, entries, count), memory);
+    } else {
+      add_row_in_order(a, row, choose(RangeKeys{a.bounds[2 * row], a.bounds[2 * row + 1]}, own), memory);
+    }
+  }
+}
+
+const bool registered = register_kernel(add_in_order<float>) && register_kernel(add_in_order<Bf16>) &&
+                        register_kernel(add_in_order<E4m3>) &&
+                        register_kernel(differentiate_loss<float, NoGradients>) &&
                         register_kernel(differentiate_loss<float, RowGradients<float>>) &&
                         register_kernel(differentiate_loss<Bf16, NoGradients>) &&
                         register_kernel(differentiate_loss<Bf16, RowGradients<Bf16>>) &&
@@ -262,7 +316,7 @@ const bool registered = register_kernel(differentiate_loss<float, NoGradients>) 
 
 template <class T>
 void run(const NativeStream& stream, const IndexerInputs& in, const LossSupport& support, const IndexerLoss& loss,
-         ListFault* fault, const std::int32_t* only) {
+         ListFault* fault, const std::int32_t* only, const Tensor& d_scores) {
   constexpr int most_held = 64;
   LossArgument<T> a{};
   a.in = index_rows<T>(in, most_held);
@@ -274,6 +328,8 @@ void run(const NativeStream& stream, const IndexerInputs& in, const LossSupport&
     a.bounds = in.bounds.data_as<const int>();
   }
   a.first_row = loss.rows.begin;
+  a.rows = loss.rows.size();
+  a.landed_rows = static_cast<int>(in.index_k.size(0));
   a.head_sums = rows_of<const float>(loss.head_sums);
   a.loss_scale = loss.loss_scale;
   a.upstream = loss.upstream;
@@ -282,24 +338,35 @@ void run(const NativeStream& stream, const IndexerInputs& in, const LossSupport&
   a.d_index_w = rows_of<float>(loss.d_index_w);
   a.d_index_k = rows_of<float>(loss.d_index_k);
   a.only = only;
+  const bool ordered = d_scores.valid() && loss.d_index_k.valid();
+  if (ordered) a.d_scores = rows_of<float>(d_scores);
+  LossArgument<T> by_row = a;
+  if (ordered) by_row.d_index_k = {};
   const bool gradients = loss.d_index_q.valid() || loss.d_index_w.valid() || loss.d_index_k.valid();
   if (gradients) shared += sizeof(GradientMemory);
   if (a.sparse) shared = std::max(shared, list_bytes(support.indices.size(1)));
-  launch(stream, gradients ? differentiate_loss<T, RowGradients<T>> : differentiate_loss<T, NoGradients>, a,
+  launch(stream, gradients ? differentiate_loss<T, RowGradients<T>> : differentiate_loss<T, NoGradients>, by_row,
          loss.rows.size(), gradients ? (a.in.heads + block_heads - 1) / block_heads : 1, shared);
+  if (!ordered || loss.rows.empty()) return;
+  std::size_t memory = sizeof(GradientMemory);
+  if (a.sparse) {
+    // Lists are sorted in the same memory, before entries of theirs are chosen.
+    memory = std::max(memory + owned_bytes(support.indices.size(1)), list_bytes(support.indices.size(1)));
+  }
+  launch(stream, add_in_order<T>, a, ordered_blocks, 1, memory);
 }
 
 }  // namespace
 
 void indexer_loss(const NativeStream& stream, const IndexerInputs& in, const LossSupport& support,
-                  const IndexerLoss& loss, ListFault* fault, const std::int32_t* only) {
+                  const IndexerLoss& loss, ListFault* fault, const std::int32_t* only, const Tensor& d_scores) {
   switch (in.index_q.dtype()) {
     case DType::f8e4m3:
-      return run<E4m3>(stream, in, support, loss, fault, only);
+      return run<E4m3>(stream, in, support, loss, fault, only, d_scores);
     case DType::bf16:
-      return run<Bf16>(stream, in, support, loss, fault, only);
+      return run<Bf16>(stream, in, support, loss, fault, only, d_scores);
     default:
-      return run<float>(stream, in, support, loss, fault, only);
+      return run<float>(stream, in, support, loss, fault, only, d_scores);
   }
 }
 

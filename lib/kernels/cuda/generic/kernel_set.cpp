@@ -15,7 +15,7 @@ namespace tandem::detail::cuda::generic {
 namespace {
 
 /// Raised by one when any result of these kernels changes by a bit.
-constexpr std::uint32_t kernels_version = 1;
+constexpr std::uint32_t kernels_version = 2;
 /// The dense head sums keep a number for each head in shared memory.
 constexpr std::int64_t most_heads = 4096;
 
@@ -46,7 +46,8 @@ void expect_heads(const char* name, std::int64_t heads) {
 
 }  // namespace
 
-GenericKernels::GenericKernels(const Device& device) : context_(native_stream(device.create_stream()).context) {
+GenericKernels::GenericKernels(const Device& device, bool deterministic)
+    : context_(native_stream(device.create_stream()).context), deterministic_(deterministic) {
   const DeviceGuard guard(context_);
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, context_.ordinal), "cudaGetDeviceProperties", context_.ordinal);
@@ -58,7 +59,10 @@ GenericKernels::GenericKernels(const Device& device) : context_(native_stream(de
   fault_ = new (word) ListFault{0};
 }
 
-std::uint32_t GenericKernels::numerics_version() const { return (kernels_version << 8) | architecture_; }
+std::uint32_t GenericKernels::numerics_version() const {
+  // Compute capabilities are below 2^10.
+  return (kernels_version << 11) | (deterministic_ ? 1U << 10 : 0U) | architecture_;
+}
 
 void GenericKernels::throw_if_failed() {
   const ListFault fault = std::atomic_ref(*fault_).exchange(0);
@@ -94,7 +98,8 @@ void GenericKernels::sparse_mla_forward(const AttentionInputs& in, const Attenti
   expect_topk(in.indices.size(1));
   const NativeStream native_stream = native(stream);
   generic::sparse_mla_forward(native_stream, in, out, fault_);
-  if (out.head_sums.valid()) generic::sparse_head_sums(native_stream, in, out, fault_);
+  if (!out.head_sums.valid()) return;
+  generic::sparse_head_sums(native_stream, {0, in.q.size(0)}, in, out.lse, out.head_sums, fault_);
 }
 
 void GenericKernels::sparse_mla_backward(RowRange rows, const AttentionInputs& in, const AttentionGradients& grads,
@@ -102,7 +107,10 @@ void GenericKernels::sparse_mla_backward(RowRange rows, const AttentionInputs& i
   throw_if_failed();
   validate_sparse_mla_backward(rows, in, grads);
   expect_topk(in.indices.size(1));
-  generic::sparse_mla_backward(native(stream), rows, in, grads, fault_);
+  const NativeStream native_stream = native(stream);
+  generic::sparse_mla_backward(native_stream, rows, in, grads, fault_, nullptr, deterministic_);
+  if (!grads.head_sums.valid()) return;
+  generic::sparse_head_sums(native_stream, rows, in, grads.lse, grads.head_sums, fault_);
 }
 
 void GenericKernels::dense_head_sums(RowRange rows, const IndexerInputs& bounds, const AttentionInputs& in,
@@ -123,7 +131,13 @@ void GenericKernels::indexer_loss(const IndexerInputs& in, const LossSupport& su
   } else {
     expect_table("bounds", in.bounds, in.index_q.size(0), 2);
   }
-  generic::indexer_loss(native(stream), in, support, loss, fault_);
+  Tensor d_scores;
+  if (deterministic_ && loss.d_index_k.valid() && !loss.rows.empty()) {
+    const std::int64_t rows = loss.rows.size(), columns = loss.head_sums.size(1);
+    d_scores = Tensor::from_raw(scratch("d_scores", stream, DType::f32, rows * columns).data(), DType::f32,
+                                {rows, columns}, {columns, 1});
+  }
+  generic::indexer_loss(native(stream), in, support, loss, fault_, nullptr, d_scores);
 }
 
 NativeStream GenericKernels::native(const Stream& stream) const {

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <string>
 
+#include "device/temporaries.hpp"
 #include "kernels/cuda/generic/kernels.hpp"
 
 namespace tandem::detail::cuda::generic {
@@ -11,11 +13,15 @@ namespace tandem::detail::cuda::generic {
 /// The set cuda.generic. Sets for one generation of GPUs build on it.
 class GenericKernels : public KernelSet {
  public:
-  explicit GenericKernels(const Device& device);
+  explicit GenericKernels(const Device& device, bool deterministic = false);
 
   std::string name() const override { return "cuda.generic"; }
   std::uint32_t numerics_version() const override;
-  bool deterministic() const override { return false; }
+  std::uint64_t scratch_bytes() const override {
+    const std::lock_guard lock(mutex_);
+    return scratch_.bytes();
+  }
+  bool deterministic() const override { return deterministic_; }
   void throw_if_failed() override;
   void indexer_topk(const IndexerStep& step, const IndexerInputs& in, const TopkState& state, const TopkLists& out,
                     const Stream& stream) override;
@@ -35,9 +41,17 @@ class GenericKernels : public KernelSet {
   std::uint32_t architecture() const noexcept { return architecture_; }
   const Context& context() const noexcept { return context_; }
   ListFault* fault() const noexcept { return fault_; }
+  /// Memory of the stream's, of at least so many elements, which keeps nothing from call to call.
+  Tensor scratch(const char* name, const Stream& stream, DType dtype, std::int64_t elements) {
+    const std::lock_guard lock(mutex_);
+    return scratch_.take(name, stream, dtype, {elements});
+  }
 
  private:
   const Context context_;
+  const bool deterministic_;
+  mutable std::mutex mutex_;
+  Temporaries scratch_;
   std::uint32_t architecture_ = 0;
   ListFault* fault_ = nullptr;
 };

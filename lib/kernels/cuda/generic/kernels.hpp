@@ -23,15 +23,18 @@ void select_topk(const NativeStream& stream, const ScoreMatrix& in, const TopkLi
 /// `only`, if given: i32 [s], rows for which it is 0 are left alone.
 void sparse_mla_forward(const NativeStream& stream, const AttentionInputs& in, const AttentionOutputs& out,
                         ListFault* fault, const std::int32_t* only = nullptr);
-/// Of the lists' entries, by the lse of the forward.
-void sparse_head_sums(const NativeStream& stream, const AttentionInputs& in, const AttentionOutputs& out,
-                      ListFault* fault);
+/// Of the entries of `rows`, by the lse of the forward: `head_sums` is f32 [rows.size(), K]. `only` as of the forward.
+void sparse_head_sums(const NativeStream& stream, RowRange rows, const AttentionInputs& in, const Tensor& lse,
+                      const Tensor& head_sums, ListFault* fault, const std::int32_t* only = nullptr);
+/// All but the head sums. `only` as of the forward; `ordered`: rows add to dkv and dsink in their order.
 void sparse_mla_backward(const NativeStream& stream, RowRange rows, const AttentionInputs& in,
-                         const AttentionGradients& grads, ListFault* fault);
+                         const AttentionGradients& grads, ListFault* fault, const std::int32_t* only, bool ordered);
 void dense_head_sums(const NativeStream& stream, RowRange rows, const Tensor& bounds, const AttentionInputs& in,
                      const Tensor& head_sums);
-/// `only` as of the forward.
+/// `only` as of the forward. With `d_scores`, f32 [loss.rows.size(), columns of the head sums], rows add to d_index_k
+/// in their order; it is scratch.
 void indexer_loss(const NativeStream& stream, const IndexerInputs& in, const LossSupport& support,
-                  const IndexerLoss& loss, ListFault* fault, const std::int32_t* only = nullptr);
+                  const IndexerLoss& loss, ListFault* fault, const std::int32_t* only = nullptr,
+                  const Tensor& d_scores = {});
 
 }  // namespace tandem::detail::cuda::generic

@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/generic/attention.cuh"
+#include "kernels/cuda/generic/ordered.cuh"
 
 namespace tandem::detail::cuda::generic {
 namespace {
@@ -15,12 +16,15 @@ template <class T>
 struct BackwardArgument {
   AttentionRows<T> in;
   Lists lists;
-  std::int64_t first_row;
+  std::int64_t first_row, rows;
+  const std::int32_t* only;  ///< or null
   Rows<const T> dout, out;
   Rows<const float> lse;
   Rows<T> dq;
-  Rows<float> dkv;
-  float* dsink;  ///< or null
+  Rows<float> dkv;  ///< or null: a kernel of its own adds to it, and to dsink
+  float* dsink;     ///< or null
+
+  __device__ bool leaves_out(std::int64_t row) const { return only != nullptr && only[row] == 0; }
 };
 
 template <int dim>
@@ -77,8 +81,9 @@ __device__ void differentiate(BackwardTile<dim>& tile, const BackwardArgument<T>
   __syncthreads();
 }
 
-/// dkv += dS^T q in all columns, P^T dout in those of the value: the sum over the group's heads, then one addition.
-template <int dim>
+/// dkv += dS^T q in all columns, P^T dout in those of the value: the sum over the group's heads, then one addition,
+/// which need not be atomic if the block owns the keys.
+template <bool owned, int dim>
 __device__ void add_dkv(const BackwardTile<dim>& tile, const Rows<float>& dkv) {
   for (int c = static_cast<int>(threadIdx.x); c < dim; c += block_threads) {
 #pragma unroll 2
@@ -95,7 +100,12 @@ __device__ void add_dkv(const BackwardTile<dim>& tile, const Rows<float>& dkv) {
           sum = __fmaf_rn(tile.p[j * backward_heads + h], tile.dout[h * tile.value_stride + c], sum);
         }
       }
-      atomicAdd(dkv.at(tile.keys[j]) + c, sum);
+      float* const to = dkv.at(tile.keys[j]) + c;
+      if constexpr (owned) {
+        *to += sum;
+      } else {
+        atomicAdd(to, sum);
+      }
     }
   }
 }
@@ -107,6 +117,7 @@ __global__ void __launch_bounds__(block_threads) attend_backward(BackwardArgumen
   constexpr int columns = (dim + block_threads - 1) / block_threads;  // of dq that a thread keeps, for all heads
   auto& tile = *static_cast<BackwardTile<dim>*>(dynamic_shared());
   const std::int64_t row = a.first_row + blockIdx.x;
+  if (a.leaves_out(row)) return;
   const int first_head = static_cast<int>(blockIdx.y) * backward_heads;
   const ListKeys list(a.lists, row, list_memory, &tile);
   float dq[columns][backward_heads] = {};
@@ -132,7 +143,7 @@ __global__ void __launch_bounds__(block_threads) attend_backward(BackwardArgumen
           }
         }
       }
-      add_dkv(tile, a.dkv);
+      if (a.dkv.data != nullptr) add_dkv<false>(tile, a.dkv);
     }
     const int head = first_head + static_cast<int>(threadIdx.x);
     if (a.dsink != nullptr && static_cast<int>(threadIdx.x) < backward_heads && head < a.in.heads) {
@@ -150,34 +161,107 @@ __global__ void __launch_bounds__(block_threads) attend_backward(BackwardArgumen
   }
 }
 
-const bool registered = register_kernel(attend_backward<float, 576>) && register_kernel(attend_backward<float, 512>) &&
-                        register_kernel(attend_backward<Bf16, 576>) && register_kernel(attend_backward<Bf16, 512>);
+/// What all rows add to the keys that the block owns, in the order of rows and groups of heads.
+template <class T, int dim>
+__global__ void __launch_bounds__(block_threads) add_in_order(BackwardArgument<T> a) {
+  __shared__ ListKeys::Memory list_memory;
+  __shared__ int count;
+  if (!any_row(a.only, a.first_row, a.rows)) return;
+  auto* const entries = static_cast<std::uint16_t*>(dynamic_shared());
+  auto& tile = *reinterpret_cast<BackwardTile<dim>*>(static_cast<unsigned char*>(dynamic_shared()) +
+                                                     (a.lists.topk * sizeof(std::uint16_t) + 15) / 16 * 16);
+  const OwnedKeys own = owned_keys(a.lists.landed_rows);
+  for (std::int64_t row = a.first_row; row < a.first_row + a.rows; ++row) {
+    if (a.leaves_out(row)) continue;
+    __syncthreads();
+    const ListKeys list(a.lists, row, list_memory, &tile);
+    const OwnedEntries keys = choose(list, own, entries, count);
+    for (int first = 0; first < keys.count(); first += tile_keys) {
+      load_keys<dim>(a.in.kv, keys, first, tile_keys, tile.keys, tile.kv);
+      for (int first_head = 0; first_head < a.in.heads; first_head += backward_heads) {
+        __syncthreads();
+        load_inner<dim>(a.in.q, row, first_head, backward_heads, a.in.heads, tile.q);
+        load_inner<value_columns>(a.dout, row, first_head, backward_heads, a.in.heads, tile.dout);
+        __syncthreads();
+        load_delta(tile, a, row, first_head);
+        differentiate(tile, a, row, first_head);
+        add_dkv<true>(tile, a.dkv);
+      }
+      __syncthreads();
+    }
+  }
+}
+
+/// dsink of one head, row by row.
+template <class T, int dim>
+__global__ void __launch_bounds__(block_threads) sum_sink(BackwardArgument<T> a) {
+  __shared__ ListKeys::Memory list_memory;
+  __shared__ float sums[block_warps];
+  const int head = static_cast<int>(blockIdx.x);
+  float dsink = 0;
+  for (std::int64_t row = a.first_row; row < a.first_row + a.rows; ++row) {
+    if (a.leaves_out(row)) continue;
+    __syncthreads();
+    const ListKeys list(a.lists, row, list_memory, dynamic_shared());
+    if (list.live() == 0) continue;
+    const T* const out = a.out.at(row, head);
+    const T* const dout = a.dout.at(row, head);
+    float delta = 0;
+    for (int c = static_cast<int>(threadIdx.x); c < value_columns; c += block_threads) {
+      delta = __fmaf_rn(widen(out[c]), widen(dout[c]), delta);
+    }
+    delta = block_sum(delta, sums);
+    dsink -= expf(a.in.sink[head] - a.lse.at(row)[head]) * delta;
+  }
+  if (threadIdx.x == 0) a.dsink[head] += dsink;
+}
+
+template <class T, int dim>
+bool register_kernels() {
+  return register_kernel(attend_backward<T, dim>) && register_kernel(add_in_order<T, dim>) &&
+         register_kernel(sum_sink<T, dim>);
+}
+
+const bool registered = register_kernels<float, 576>() && register_kernels<float, 512>() &&
+                        register_kernels<Bf16, 576>() && register_kernels<Bf16, 512>();
 
 template <class T, int dim>
 void run(const NativeStream& stream, RowRange rows, const AttentionInputs& in, const AttentionGradients& grads,
-         ListFault* fault) {
+         ListFault* fault, const std::int32_t* only, bool ordered) {
   const BackwardArgument<T> a{attention_rows<T>(in),
                               lists_of(in.indices, in.length, in.kv.size(0), fault),
                               rows.begin,
+                              rows.size(),
+                              only,
                               rows_of<const T>(grads.dout),
                               rows_of<const T>(grads.out),
                               rows_of<const float>(grads.lse),
                               rows_of<T>(grads.dq),
                               rows_of<float>(grads.dkv),
                               grads.dsink.valid() ? grads.dsink.data_as<float>() : nullptr};
-  launch(stream, attend_backward<T, dim>, a, rows.size(), (in.q.size(1) + backward_heads - 1) / backward_heads,
-         std::max(sizeof(BackwardTile<dim>), list_bytes(in.indices.size(1))));
+  const std::int64_t groups = (in.q.size(1) + backward_heads - 1) / backward_heads;
+  const std::size_t shared = std::max(sizeof(BackwardTile<dim>), list_bytes(in.indices.size(1)));
+  if (!ordered) return launch(stream, attend_backward<T, dim>, a, rows.size(), groups, shared);
+  if (rows.empty()) return;
+  BackwardArgument<T> queries = a;
+  queries.dkv = {};
+  queries.dsink = nullptr;
+  launch(stream, attend_backward<T, dim>, queries, rows.size(), groups, shared);
+  launch(stream, add_in_order<T, dim>, a, ordered_blocks, 1, owned_bytes(in.indices.size(1)) + shared);
+  if (a.dsink != nullptr) launch(stream, sum_sink<T, dim>, a, in.q.size(1), 1, list_bytes(in.indices.size(1)));
 }
 
 }  // namespace
 
 void sparse_mla_backward(const NativeStream& stream, RowRange rows, const AttentionInputs& in,
-                         const AttentionGradients& grads, ListFault* fault) {
+                         const AttentionGradients& grads, ListFault* fault, const std::int32_t* only, bool ordered) {
   const bool wide = in.q.size(2) == 576;
   if (in.q.dtype() == DType::bf16) {
-    wide ? run<Bf16, 576>(stream, rows, in, grads, fault) : run<Bf16, 512>(stream, rows, in, grads, fault);
+    wide ? run<Bf16, 576>(stream, rows, in, grads, fault, only, ordered)
+         : run<Bf16, 512>(stream, rows, in, grads, fault, only, ordered);
   } else {
-    wide ? run<float, 576>(stream, rows, in, grads, fault) : run<float, 512>(stream, rows, in, grads, fault);
+    wide ? run<float, 576>(stream, rows, in, grads, fault, only, ordered)
+         : run<float, 512>(stream, rows, in, grads, fault, only, ordered);
   }
 }
 

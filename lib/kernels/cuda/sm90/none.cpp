@@ -6,7 +6,7 @@ namespace tandem::detail::cuda::sm90 {
 
 std::string why_not(const Device& /*device*/) { return "this build has no code for Hopper"; }
 
-std::shared_ptr<KernelSet> make_kernels(const Device& device) {
+std::shared_ptr<KernelSet> make_kernels(const Device& device, bool /*deterministic*/) {
   throw Error(ErrorCode::unsupported, "kernel set cuda.sm90: " + why_not(device));
 }
 

@@ -8,7 +8,7 @@
 
 /// Sparse MLA backward on Hopper, as a launcher over device pointers: see tandem/kernels.hpp (AttentionInputs,
 /// AttentionGradients) for what it computes. Entries of a list must be distinct; for deterministic gradients also
-/// ascend. Not part of the kernel set yet: it has not run on a GPU.
+/// ascend.
 namespace tandem::detail::sm90 {
 
 /// Device pointers; strides in elements, multiples of 8 (of dkv: of 4). Tensors but lists, lse, sink and dsink are
