@@ -23,7 +23,7 @@ enum class IndexerLossKind {
 /// Which pass computes the indexer loss and, of a sparse one, the sums of attention probabilities over heads.
 enum class LossPass {
   /// The loss comes with the forward's outputs. The sums are computed there, for which the keys are gone through once
-  /// more, and kept until backward: 4 s K bytes.
+  /// more (on a GPU by kernels that are not tuned), and kept until backward: 4 s K bytes.
   forward,
   /// The loss comes with the gradients, and the backward of the attention gives the sums, which it has at hand.
   backward,
@@ -44,7 +44,7 @@ struct DsaConfig {
   DType wire = DType::f32;
   bool deterministic = false;  ///< equal bits from run to run; unsupported if the kernel set is not
   IndexerLossKind loss = IndexerLossKind::none;
-  LossPass loss_pass = LossPass::forward;
+  LossPass loss_pass = LossPass::backward;
   /// Keep landed rows until backward, or gather them again there.
   bool keep_landed = true;
   /// Runs on the unnormalised head sums f32 [rows, W] before the loss uses them, enqueued on the stream: where a

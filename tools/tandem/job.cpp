@@ -237,8 +237,8 @@ DsaJob make_job(const DsaArguments& a, const std::optional<LaunchedRank>& launch
   job.wire = choose_dtype("--wire", a.wire);
   if (a.seed) job.seed = parse_seed("--seed", *a.seed);
   job.deterministic = a.deterministic;
-  if (a.loss_pass && parse_choice("--loss-pass", *a.loss_pass, {"forward", "backward"}) == 1)
-    job.loss_pass = LossPass::backward;
+  if (a.loss_pass && parse_choice("--loss-pass", *a.loss_pass, {"forward", "backward"}) == 0)
+    job.loss_pass = LossPass::forward;
   job.check = a.check;
   job.memory = a.memory;
   job.json = a.json;

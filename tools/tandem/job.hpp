@@ -63,7 +63,7 @@ struct DsaJob {
   DType dtype = DType::f32;
   std::optional<DType> index_dtype;  ///< of index_q and index_k; empty means dtype
   DType wire = DType::f32;
-  LossPass loss_pass = LossPass::forward;
+  LossPass loss_pass = LossPass::backward;
   std::uint64_t seed = 1;
   std::string trace;  ///< path, or ""
   bool deterministic = false;

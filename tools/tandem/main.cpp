@@ -202,7 +202,7 @@ class Cli {
     dsa->add_flag("--deterministic", a.deterministic,
                   "Equal bits from run to run: always so on the host; on GPUs at some cost in the backward");
     value("--loss-pass", a.loss_pass, "forward|backward",
-          "Which pass computes the indexer loss (forward); backward needs no further pass over the keys");
+          "Which pass computes the indexer loss (backward, which has what it needs at hand)");
     value("--wire", a.wire, "fp32|bf16", "How gradients of keys travel (fp32)");
     dsa->add_flag("--check", a.check, "Compare with the unsharded float64 reference");
     dsa->add_flag("--memory", a.memory, "Show each rank's memory");

@@ -77,7 +77,10 @@ class AttentionOnGpu : public KernelsOnGpu {
     expect_as_good(r.out, of_cpu.out, want.out, "out");
     expect_as_good(r.lse, of_cpu.lse, want.lse, "lse");
     expect_as_good(r.dq, of_cpu.dq, want.dq, "dq");
-    expect_as_good(r.dkv, of_cpu.dkv, want.dkv, "dkv");
+    // Hopper's products take P and dS in bf16, each rounded by 2^-9 at most and by half of that on average: the bound
+    // is twice what that makes of a sum.
+    const bool rounds = GetParam().which == CudaKernels::sm90 && c.dtype == DType::bf16;
+    expect_as_good(r.dkv, of_cpu.dkv, want.dkv, "dkv", rounds ? 0x1p-9 : 2e-6);
     EXPECT_LE(testing::relative_error(r.head_sums, values_of(of_cpu.head_sums)), 2e-5);
     EXPECT_LE(testing::relative_error(r.backward_sums, values_of(of_cpu.head_sums)), 2e-5);
     if (c.p.sink.empty()) return;
@@ -140,8 +143,8 @@ TEST_P(AttentionOnGpu, OrderRepetitionsAndHolesOfAListDoNotCount) {
 
 TEST_P(AttentionOnGpu, DeadRowsBesideFullOnesReadNothing) {
   auto rng = test_rng(52);
-  for (const bool sink : {false, true}) {
-    Case c = testing::make_case(rng, {.rows = 6, .keys = 40, .heads = 2, .topk = 9, .sink = sink}, DType::bf16);
+  for (const auto& [sink, topk] : {std::pair{false, 9}, {true, 9}, {false, 64}, {true, 64}}) {
+    Case c = testing::make_case(rng, {.rows = 6, .keys = 40, .heads = 2, .topk = topk, .sink = sink}, DType::bf16);
     const std::vector<std::int64_t> full = {1, 3, 5, 7, 11, 13, 17, 19, 23};
     const reference::Lists lists = {{}, full, {-1, -5}, {}, full, {}};
     // What is not selected, and a dead row's dout, must not matter.
@@ -149,11 +152,12 @@ TEST_P(AttentionOnGpu, DeadRowsBesideFullOnesReadNothing) {
     for (std::int64_t i = 24 * c.p.dim; i < 40 * c.p.dim; ++i) c.p.kv[static_cast<std::size_t>(i)] = NAN;
     for (std::int64_t i = 0; i < c.p.dim; ++i) c.p.kv[static_cast<std::size_t>(i)] = NAN;
     c.refresh();
-    const Results r = run(c, lists_tensor(lists, 9));
+    const Results r = run(c, lists_tensor(lists, topk));
     for (const std::int64_t t : {0, 2, 3, 5}) {
       for (const double x : values_of(r.out.rows(t, 1))) ASSERT_EQ(x, 0);
       for (const double x : values_of(r.dq.rows(t, 1))) ASSERT_EQ(x, 0);
       for (const double x : values_of(r.head_sums.rows(t, 1))) ASSERT_EQ(x, 0);
+      for (const double x : values_of(r.backward_sums.rows(t, 1))) ASSERT_EQ(x, 0);
       for (std::int64_t h = 0; h < 2; ++h) {
         const float lse = r.lse.data_as<float>()[t * 2 + h];
         EXPECT_EQ(lse, sink ? c.p.sink[static_cast<std::size_t>(h)] : -std::numeric_limits<float>::infinity());

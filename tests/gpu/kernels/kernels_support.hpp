@@ -148,9 +148,10 @@ inline reference::Lists messy(std::mt19937_64& rng, reference::Lists lists, int 
   return lists;
 }
 
-/// Twice the error of the cpu kernels, which compute alike with the same rounding of results.
-inline void expect_as_good(const Tensor& got, const Tensor& of_cpu, const std::vector<double>& want, const char* what) {
-  const double bound = 2 * testing::relative_error(of_cpu, want) + 2e-6;
+/// Twice the error of the cpu kernels, which compute alike with the same rounding of results, and `more`.
+inline void expect_as_good(const Tensor& got, const Tensor& of_cpu, const std::vector<double>& want, const char* what,
+                           double more = 2e-6) {
+  const double bound = 2 * testing::relative_error(of_cpu, want) + more;
   EXPECT_LE(testing::relative_error(got, want), bound) << what;
 }
 

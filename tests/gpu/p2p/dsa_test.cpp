@@ -23,8 +23,17 @@ TEST_F(CudaDsa, IsRightAndTheSameOnAnyNumberOfRanks) {
 
 TEST_F(CudaDsa, OptionsOfTheOperator) {
   for (const char* options :
-       {"loss=2", "loss=0 lists=1", "keep=0", "bf16=1 wire16=1 loss=2 keep=0", "e4m3=1", "e4m3=1 bf16=1 loss=2 keep=0"})
+       {"loss=2", "loss=0 lists=1", "keep=0", "bf16=1 wire16=1 loss=2 keep=0", "e4m3=1", "e4m3=1 bf16=1 loss=2 keep=0",
+        "early=1", "early=1 bf16=1 loss=2", "deterministic=1", "deterministic=1 bf16=1 loss=2"})
     expect_success(2, "dsa", seed_ + " " + options);
+}
+
+TEST_F(CudaDsa, KernelsOfOneGenerationOfGpus) {
+  for (const char* options :
+       {"", " e4m3=1", " early=1", " loss=0", " keep=0 wire16=1", " deterministic=1", " lists=1 loss=0"})
+    expect_success(2, "dsa", seed_ + " bf16=1 tuned=1" + options);
+  expect_success(3, "dsa", seed_ + " bf16=1 tuned=1");
+  expect_success(2, "dsa_captured", seed_ + " bf16=1 tuned=1 e4m3=1");
 }
 
 TEST_F(CudaDsa, OneHardwareQueueIsEnough) {

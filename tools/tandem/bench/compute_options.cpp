@@ -149,7 +149,6 @@ DsaConfig ComputeJob::config() const {
   config.dtype = dtype;
   config.index_dtype = index_dtype;
   config.loss = loss;
-  config.loss_pass = LossPass::backward;  // which has the head sums at hand
   config.deterministic = deterministic;
   config.keep_landed = has_backward();  // nothing but what this step needs
   return config;
