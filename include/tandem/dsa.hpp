@@ -128,8 +128,9 @@ struct DsaMemory {
 /// On a GPU forward and backward enqueue kernels, copies and waits alone, so that they can be captured in a CUDA graph
 /// once the plan is prepared, if the transport can be. A graph reads and writes the tensors that were given and
 /// returned when it was captured: keep them, the context and this object for as long as it is replayed. Calls keep some
-/// memory for the next one on the same stream, so give as few streams as possible. So is memory of outputs, contexts
-/// and gradients that you let go of: hold on to what another stream reads until it has read it.
+/// memory for the next one on the same stream, so give as few streams as possible. Memory of outputs, contexts and
+/// gradients that you let go of is given out again by later calls on their stream, at once: hold on to what another
+/// stream reads until it has read it.
 class TANDEM_EXPORT DsaAttention {
  public:
   DsaAttention(Communicator& comm, std::shared_ptr<KernelSet> kernels, const DsaConfig& config);
@@ -151,6 +152,8 @@ class TANDEM_EXPORT DsaAttention {
   /// invalid_usage (plan not prepared) and the communicator's errors.
   Forward forward(const Plan& plan, const DsaInputs& inputs, const Stream& stream);
 
+  /// What rows sum up over ranks, dkv and d_index_k, is there for a stream once it has waited for `reduce`; on a GPU
+  /// the stream of the call has. The other gradients are ready when that stream gets there.
   struct Backward {
     DsaGradients gradients;
     Work reduce;

@@ -204,6 +204,12 @@ Device device_of(const DsaJob& job, int rank) {
 
 std::optional<LaunchedRank> launched_rank() {
   const Env env = Env::read();
+  if (!env.store && !env.master_addr && env.rank && env.world_size && *env.world_size > 1) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("RANK is {} of WORLD_SIZE {}, but neither MASTER_ADDR nor TANDEM_STORE says where ranks meet",
+                    *env.rank, *env.world_size));
+  }
   if (!env.store && !(env.master_addr && env.rank)) return std::nullopt;
   if (!env.rank || !env.world_size) {
     throw Error(ErrorCode::invalid_argument,

@@ -185,8 +185,13 @@ class Launcher {
                       term_sent_ ? "SIGKILL" : "SIGTERM"));
       ranks_[i].signal(term_sent_ ? SIGKILL : SIGTERM);
     }
-    term_sent_ = true;
-    next_step_ = Clock::now() + kill_after_term;
+    // There is nothing beyond SIGKILL: a process that the kernel holds goes once it is let go.
+    if (term_sent_) {
+      next_step_ = Clock::time_point::max();
+    } else {
+      term_sent_ = true;
+      next_step_ = Clock::now() + kill_after_term;
+    }
   }
 
   const LaunchOptions options_;

@@ -95,6 +95,8 @@ TEST(DsaUsageUnderALauncher, NamesTheRank) {
 
 TEST(DsaUsageUnderALauncher, WantsTheWholeEnvironment) {
   const std::string store = "TANDEM_STORE=127.0.0.1:1/00000000000000000000000000000000";
+  EXPECT_THAT(run_tandem({"dsa"}, {"RANK=1", "WORLD_SIZE=2"}).err,
+              HasSubstr("RANK is 1 of WORLD_SIZE 2, but neither MASTER_ADDR nor TANDEM_STORE says where ranks meet"));
   EXPECT_THAT(run_tandem({"dsa"}, {store}).err, HasSubstr("TANDEM_STORE is set, but RANK is not"));
   EXPECT_THAT(run_tandem({"dsa"}, {store, "RANK=0"}).err, HasSubstr("WORLD_SIZE is not"));
   EXPECT_THAT(run_tandem({"dsa"}, {store, "RANK=2", "WORLD_SIZE=2"}).err, HasSubstr("RANK is 2, but WORLD_SIZE is 2"));

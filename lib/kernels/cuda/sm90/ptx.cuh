@@ -150,10 +150,6 @@ __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async;
 /// The same for accesses to shared memory alone.
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
 template <int Id, int Threads>
 __device__ __forceinline__ void named_sync() {
   asm volatile("bar.sync %0, %1;" ::"n"(Id), "n"(Threads) : "memory");
