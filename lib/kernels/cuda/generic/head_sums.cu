@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/generic/attention.cuh"
+#include "kernels/cuda/generic/chosen_rows.cuh"
 
 namespace tandem::detail::cuda::generic {
 namespace {
@@ -36,27 +37,29 @@ struct SparseArgument {
   AttentionRows<T> in;
   Lists lists;
   Rows<const float> lse;
-  std::int64_t first_row;
-  Rows<float> sums;          ///< of rows from the first one on
-  const std::int32_t* only;  ///< or null
+  KernelRows rows;
+  Rows<float> sums;  ///< of rows from the first one on
 };
 
-/// One block for each row and slice of its list.
 template <class T, int dim>
-__global__ void __launch_bounds__(block_threads) sum_list(SparseArgument<T> a) {
-  __shared__ ListKeys::Memory list_memory;
+__device__ void sum_list_of(const SparseArgument<T>& a, std::int64_t row, ListKeys::Memory& list_memory) {
   auto& tile = *static_cast<GroupTile<dim>*>(dynamic_shared());
-  const std::int64_t row = a.first_row + blockIdx.x;
-  if (a.only != nullptr && a.only[row] == 0) return;
   const int first = static_cast<int>(blockIdx.y) * slice_entries;
   const ListKeys list(a.lists, row, list_memory, &tile);
   const int end = min(list.count(), first + slice_entries);
-  float* const to = a.sums.at(blockIdx.x);
+  float* const to = a.sums.at(row - a.rows.first());
   for (int i = max(first, end) + static_cast<int>(threadIdx.x); i < min(a.lists.topk, first + slice_entries);
        i += block_threads) {
     to[i] = 0;
   }
   write_sums(tile, a.in, row, list, a.lse.at(row), first, end, to);
+}
+
+/// One block for each row and slice of its list.
+template <class T, int dim>
+__global__ void __launch_bounds__(block_threads) sum_list(SparseArgument<T> a) {
+  __shared__ ListKeys::Memory list_memory;
+  a.rows.for_each([&](std::int64_t row) { sum_list_of<T, dim>(a, row, list_memory); });
 }
 
 template <class T>
@@ -99,11 +102,11 @@ const bool registered = register_kernel(sum_list<float, 576>) && register_kernel
 
 template <class T, int dim>
 void run_sparse(const NativeStream& stream, RowRange rows, const AttentionInputs& in, const Tensor& lse,
-                const Tensor& head_sums, ListFault* fault, const std::int32_t* only) {
-  const SparseArgument<T> a{attention_rows<T>(in),     lists_of(in.indices, in.length, in.kv.size(0), fault),
-                            rows_of<const float>(lse), rows.begin,
-                            rows_of<float>(head_sums), only};
-  launch(stream, sum_list<T, dim>, a, rows.size(), (in.indices.size(1) + slice_entries - 1) / slice_entries,
+                const Tensor& head_sums, ListFault* fault, const ChosenRows* only) {
+  const SparseArgument<T> a{attention_rows<T>(in), lists_of(in.indices, in.length, in.kv.size(0), fault),
+                            rows_of<const float>(lse), KernelRows(rows, only), rows_of<float>(head_sums)};
+  const std::int64_t slices = (in.indices.size(1) + slice_entries - 1) / slice_entries;
+  launch(stream, sum_list<T, dim>, a, a.rows.blocks(slices), slices,
          std::max(sizeof(GroupTile<dim>), list_bytes(in.indices.size(1))));
 }
 
@@ -119,7 +122,7 @@ void run_dense(const NativeStream& stream, RowRange rows, const Tensor& bounds, 
 }  // namespace
 
 void sparse_head_sums(const NativeStream& stream, RowRange rows, const AttentionInputs& in, const Tensor& lse,
-                      const Tensor& head_sums, ListFault* fault, const std::int32_t* only) {
+                      const Tensor& head_sums, ListFault* fault, const ChosenRows* only) {
   const bool wide = in.q.size(2) == 576;
   if (in.q.dtype() == DType::bf16) {
     wide ? run_sparse<Bf16, 576>(stream, rows, in, lse, head_sums, fault, only)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdint>
 
+#include "kernels/cuda/generic/chosen_rows.cuh"
 #include "kernels/cuda/generic/index_scores.cuh"
 #include "kernels/cuda/generic/lists.cuh"
 #include "kernels/cuda/generic/ordered.cuh"
@@ -28,7 +29,7 @@ struct LossArgument {
   bool sparse;
   Lists lists;        ///< if sparse
   const int* bounds;  ///< [s, 2], if not
-  std::int64_t first_row, rows;
+  KernelRows rows;
   int landed_rows;
   Rows<const float> head_sums;
   double loss_scale, upstream;
@@ -36,10 +37,7 @@ struct LossArgument {
   Rows<typename GradientOf<T>::Type> d_index_q;
   Rows<float> d_index_w;
   Rows<float> d_index_k;
-  const std::int32_t* only;  ///< or null
-  Rows<float> d_scores;      ///< of the call's rows; or null
-
-  __device__ bool leaves_out(std::int64_t row) const { return only != nullptr && only[row] == 0; }
+  Rows<float> d_scores;  ///< of the call's rows; or null
 };
 
 struct LossMemory {
@@ -225,7 +223,7 @@ __device__ void run_row(const LossArgument<T>& a, std::int64_t row, const Keys& 
   auto* const shared = static_cast<float*>(dynamic_shared());
   const int first_head = static_cast<int>(blockIdx.y) * block_heads;
   RowScorer<T> scorer(a.in, row, shared);
-  const float* const head_sums = a.head_sums.at(blockIdx.x);
+  const float* const head_sums = a.head_sums.at(row - a.rows.first());
   const RowStatistics row_statistics = survey(scorer, a.in, keys, head_sums, memory);
   const double scale = a.loss_scale * a.upstream;
   auto& gradient_memory =
@@ -244,7 +242,7 @@ __device__ void run_row(const LossArgument<T>& a, std::int64_t row, const Keys& 
       d_score = (exp(log_predicted) - target) * scale;
     }
     if (a.d_scores.data != nullptr && blockIdx.y == 0 && entry < keys.count()) {
-      a.d_scores.at(blockIdx.x)[entry] = static_cast<float>(d_score);
+      a.d_scores.at(row - a.rows.first())[entry] = static_cast<float>(d_score);
     }
     gradients.add(landed, static_cast<float>(d_score), min(block_threads, keys.count() - first));
   }
@@ -258,19 +256,19 @@ template <class T, class Gradients>
 __global__ void __launch_bounds__(block_threads) differentiate_loss(LossArgument<T> a) {
   __shared__ LossMemory memory;
   __shared__ ListKeys::Memory list_memory;
-  const std::int64_t row = a.first_row + blockIdx.x;
-  if (a.leaves_out(row)) return;
-  if (a.sparse) {
-    const ListKeys keys(a.lists, row, list_memory, dynamic_shared());
-    run_row<T, Gradients>(a, row, keys, memory);
-  } else {
-    run_row<T, Gradients>(a, row, RangeKeys{a.bounds[2 * row], a.bounds[2 * row + 1]}, memory);
-  }
+  a.rows.for_each([&](std::int64_t row) {
+    if (a.sparse) {
+      const ListKeys keys(a.lists, row, list_memory, dynamic_shared());
+      run_row<T, Gradients>(a, row, keys, memory);
+    } else {
+      run_row<T, Gradients>(a, row, RangeKeys{a.bounds[2 * row], a.bounds[2 * row + 1]}, memory);
+    }
+  });
 }
 
 template <class T, class Keys>
 __device__ void add_row_in_order(const LossArgument<T>& a, std::int64_t row, const Keys& keys, GradientMemory& memory) {
-  const float* const d_scores = a.d_scores.at(row - a.first_row);
+  const float* const d_scores = a.d_scores.at(row - a.rows.first());
   for (int first_head = 0; first_head < a.in.heads; first_head += block_heads) {
     RowGradients<T, true> gradients(a, row, first_head, memory);
     for (int first = 0; first < keys.count(); first += block_threads) {
@@ -289,20 +287,17 @@ template <class T>
 __global__ void __launch_bounds__(block_threads) add_in_order(LossArgument<T> a) {
   __shared__ ListKeys::Memory list_memory;
   __shared__ int count;
-  if (!any_row(a.only, a.first_row, a.rows)) return;
   auto& memory = *static_cast<GradientMemory*>(dynamic_shared());
   auto* const entries = reinterpret_cast<std::uint16_t*>(&memory + 1);
   const OwnedKeys own = owned_keys(a.landed_rows);
-  for (std::int64_t row = a.first_row; row < a.first_row + a.rows; ++row) {
-    if (a.leaves_out(row)) continue;
+  a.rows.for_each_in_order([&](std::int64_t row) {
     if (a.sparse) {
-      __syncthreads();
       const ListKeys list(a.lists, row, list_memory, &memory);
       add_row_in_order(a, row, choose(list, own, entries, count), memory);
     } else {
       add_row_in_order(a, row, choose(RangeKeys{a.bounds[2 * row], a.bounds[2 * row + 1]}, own), memory);
     }
-  }
+  });
 }
 
 const bool registered = register_kernel(add_in_order<float>) && register_kernel(add_in_order<Bf16>) &&
@@ -316,7 +311,7 @@ const bool registered = register_kernel(add_in_order<float>) && register_kernel(
 
 template <class T>
 void run(const NativeStream& stream, const IndexerInputs& in, const LossSupport& support, const IndexerLoss& loss,
-         ListFault* fault, const std::int32_t* only, const Tensor& d_scores) {
+         ListFault* fault, const ChosenRows* only, const Tensor& d_scores) {
   constexpr int most_held = 64;
   LossArgument<T> a{};
   a.in = index_rows<T>(in, most_held);
@@ -327,8 +322,7 @@ void run(const NativeStream& stream, const IndexerInputs& in, const LossSupport&
   } else {
     a.bounds = in.bounds.data_as<const int>();
   }
-  a.first_row = loss.rows.begin;
-  a.rows = loss.rows.size();
+  a.rows = KernelRows(loss.rows, only);
   a.landed_rows = static_cast<int>(in.index_k.size(0));
   a.head_sums = rows_of<const float>(loss.head_sums);
   a.loss_scale = loss.loss_scale;
@@ -337,7 +331,6 @@ void run(const NativeStream& stream, const IndexerInputs& in, const LossSupport&
   a.d_index_q = rows_of<typename GradientOf<T>::Type>(loss.d_index_q);
   a.d_index_w = rows_of<float>(loss.d_index_w);
   a.d_index_k = rows_of<float>(loss.d_index_k);
-  a.only = only;
   const bool ordered = d_scores.valid() && loss.d_index_k.valid();
   if (ordered) a.d_scores = rows_of<float>(d_scores);
   LossArgument<T> by_row = a;
@@ -345,8 +338,9 @@ void run(const NativeStream& stream, const IndexerInputs& in, const LossSupport&
   const bool gradients = loss.d_index_q.valid() || loss.d_index_w.valid() || loss.d_index_k.valid();
   if (gradients) shared += sizeof(GradientMemory);
   if (a.sparse) shared = std::max(shared, list_bytes(support.indices.size(1)));
+  const std::int64_t layers = gradients ? (a.in.heads + block_heads - 1) / block_heads : 1;
   launch(stream, gradients ? differentiate_loss<T, RowGradients<T>> : differentiate_loss<T, NoGradients>, by_row,
-         loss.rows.size(), gradients ? (a.in.heads + block_heads - 1) / block_heads : 1, shared);
+         a.rows.blocks(layers), layers, shared);
   if (!ordered || loss.rows.empty()) return;
   std::size_t memory = sizeof(GradientMemory);
   if (a.sparse) {
@@ -359,7 +353,7 @@ void run(const NativeStream& stream, const IndexerInputs& in, const LossSupport&
 }  // namespace
 
 void indexer_loss(const NativeStream& stream, const IndexerInputs& in, const LossSupport& support,
-                  const IndexerLoss& loss, ListFault* fault, const std::int32_t* only, const Tensor& d_scores) {
+                  const IndexerLoss& loss, ListFault* fault, const ChosenRows* only, const Tensor& d_scores) {
   switch (in.index_q.dtype()) {
     case DType::f8e4m3:
       return run<E4m3>(stream, in, support, loss, fault, only, d_scores);

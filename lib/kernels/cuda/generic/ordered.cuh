@@ -23,7 +23,7 @@ __device__ inline OwnedKeys owned_keys(int landed_rows) {
 }
 
 /// Shared memory for the owned entries of a list of K.
-inline std::size_t owned_bytes(std::int64_t topk) {
+__host__ __device__ inline std::size_t owned_bytes(std::int64_t topk) {
   return (static_cast<std::size_t>(topk) * sizeof(std::uint16_t) + 15) / 16 * 16;
 }
 
@@ -65,14 +65,6 @@ struct OwnedRange {
 __device__ inline OwnedRange choose(const RangeKeys& keys, OwnedKeys own) {
   const int begin = max(keys.begin, own.begin);
   return {keys, begin - keys.begin, max(0, min(keys.end, own.end) - begin)};
-}
-
-/// Whether any of the rows is one that `only`, unless it is null, leaves in. Every thread of the block has to call.
-__device__ inline bool any_row(const std::int32_t* only, std::int64_t first_row, std::int64_t rows) {
-  if (only == nullptr) return true;
-  int any = 0;
-  for (std::int64_t row = threadIdx.x; row < rows; row += block_threads) any |= only[first_row + row];
-  return __syncthreads_or(any) != 0;
 }
 
 }  // namespace tandem::detail::cuda::generic

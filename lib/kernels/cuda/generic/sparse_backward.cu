@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/generic/attention.cuh"
+#include "kernels/cuda/generic/chosen_rows.cuh"
 #include "kernels/cuda/generic/ordered.cuh"
 
 namespace tandem::detail::cuda::generic {
@@ -16,15 +17,12 @@ template <class T>
 struct BackwardArgument {
   AttentionRows<T> in;
   Lists lists;
-  std::int64_t first_row, rows;
-  const std::int32_t* only;  ///< or null
+  KernelRows rows;
   Rows<const T> dout, out;
   Rows<const float> lse;
   Rows<T> dq;
   Rows<float> dkv;  ///< or null: a kernel of its own adds to it, and to dsink
   float* dsink;     ///< or null
-
-  __device__ bool leaves_out(std::int64_t row) const { return only != nullptr && only[row] == 0; }
 };
 
 template <int dim>
@@ -110,14 +108,10 @@ __device__ void add_dkv(const BackwardTile<dim>& tile, const Rows<float>& dkv) {
   }
 }
 
-/// One block for each row and group of heads.
 template <class T, int dim>
-__global__ void __launch_bounds__(block_threads) attend_backward(BackwardArgument<T> a) {
-  __shared__ ListKeys::Memory list_memory;
+__device__ void differentiate_row(const BackwardArgument<T>& a, std::int64_t row, ListKeys::Memory& list_memory) {
   constexpr int columns = (dim + block_threads - 1) / block_threads;  // of dq that a thread keeps, for all heads
   auto& tile = *static_cast<BackwardTile<dim>*>(dynamic_shared());
-  const std::int64_t row = a.first_row + blockIdx.x;
-  if (a.leaves_out(row)) return;
   const int first_head = static_cast<int>(blockIdx.y) * backward_heads;
   const ListKeys list(a.lists, row, list_memory, &tile);
   float dq[columns][backward_heads] = {};
@@ -161,19 +155,23 @@ __global__ void __launch_bounds__(block_threads) attend_backward(BackwardArgumen
   }
 }
 
+/// One block for each row and group of heads.
+template <class T, int dim>
+__global__ void __launch_bounds__(block_threads) attend_backward(BackwardArgument<T> a) {
+  __shared__ ListKeys::Memory list_memory;
+  a.rows.for_each([&](std::int64_t row) { differentiate_row<T, dim>(a, row, list_memory); });
+}
+
 /// What all rows add to the keys that the block owns, in the order of rows and groups of heads.
 template <class T, int dim>
 __global__ void __launch_bounds__(block_threads) add_in_order(BackwardArgument<T> a) {
   __shared__ ListKeys::Memory list_memory;
   __shared__ int count;
-  if (!any_row(a.only, a.first_row, a.rows)) return;
   auto* const entries = static_cast<std::uint16_t*>(dynamic_shared());
-  auto& tile = *reinterpret_cast<BackwardTile<dim>*>(static_cast<unsigned char*>(dynamic_shared()) +
-                                                     (a.lists.topk * sizeof(std::uint16_t) + 15) / 16 * 16);
+  auto& tile =
+      *reinterpret_cast<BackwardTile<dim>*>(static_cast<unsigned char*>(dynamic_shared()) + owned_bytes(a.lists.topk));
   const OwnedKeys own = owned_keys(a.lists.landed_rows);
-  for (std::int64_t row = a.first_row; row < a.first_row + a.rows; ++row) {
-    if (a.leaves_out(row)) continue;
-    __syncthreads();
+  a.rows.for_each_in_order([&](std::int64_t row) {
     const ListKeys list(a.lists, row, list_memory, &tile);
     const OwnedEntries keys = choose(list, own, entries, count);
     for (int first = 0; first < keys.count(); first += tile_keys) {
@@ -189,7 +187,7 @@ __global__ void __launch_bounds__(block_threads) add_in_order(BackwardArgument<T
       }
       __syncthreads();
     }
-  }
+  });
 }
 
 /// dsink of one head, row by row.
@@ -199,11 +197,9 @@ __global__ void __launch_bounds__(block_threads) sum_sink(BackwardArgument<T> a)
   __shared__ float sums[block_warps];
   const int head = static_cast<int>(blockIdx.x);
   float dsink = 0;
-  for (std::int64_t row = a.first_row; row < a.first_row + a.rows; ++row) {
-    if (a.leaves_out(row)) continue;
-    __syncthreads();
+  a.rows.for_each_in_order([&](std::int64_t row) {
     const ListKeys list(a.lists, row, list_memory, dynamic_shared());
-    if (list.live() == 0) continue;
+    if (list.live() == 0) return;
     const T* const out = a.out.at(row, head);
     const T* const dout = a.dout.at(row, head);
     float delta = 0;
@@ -212,7 +208,7 @@ __global__ void __launch_bounds__(block_threads) sum_sink(BackwardArgument<T> a)
     }
     delta = block_sum(delta, sums);
     dsink -= expf(a.in.sink[head] - a.lse.at(row)[head]) * delta;
-  }
+  });
   if (threadIdx.x == 0) a.dsink[head] += dsink;
 }
 
@@ -227,12 +223,10 @@ const bool registered = register_kernels<float, 576>() && register_kernels<float
 
 template <class T, int dim>
 void run(const NativeStream& stream, RowRange rows, const AttentionInputs& in, const AttentionGradients& grads,
-         ListFault* fault, const std::int32_t* only, bool ordered) {
+         ListFault* fault, const ChosenRows* only, bool ordered) {
   const BackwardArgument<T> a{attention_rows<T>(in),
                               lists_of(in.indices, in.length, in.kv.size(0), fault),
-                              rows.begin,
-                              rows.size(),
-                              only,
+                              KernelRows(rows, only),
                               rows_of<const T>(grads.dout),
                               rows_of<const T>(grads.out),
                               rows_of<const float>(grads.lse),
@@ -241,12 +235,12 @@ void run(const NativeStream& stream, RowRange rows, const AttentionInputs& in, c
                               grads.dsink.valid() ? grads.dsink.data_as<float>() : nullptr};
   const std::int64_t groups = (in.q.size(1) + backward_heads - 1) / backward_heads;
   const std::size_t shared = std::max(sizeof(BackwardTile<dim>), list_bytes(in.indices.size(1)));
-  if (!ordered) return launch(stream, attend_backward<T, dim>, a, rows.size(), groups, shared);
+  if (!ordered) return launch(stream, attend_backward<T, dim>, a, a.rows.blocks(groups), groups, shared);
   if (rows.empty()) return;
   BackwardArgument<T> queries = a;
   queries.dkv = {};
   queries.dsink = nullptr;
-  launch(stream, attend_backward<T, dim>, queries, rows.size(), groups, shared);
+  launch(stream, attend_backward<T, dim>, queries, a.rows.blocks(groups), groups, shared);
   launch(stream, add_in_order<T, dim>, a, ordered_blocks, 1, owned_bytes(in.indices.size(1)) + shared);
   if (a.dsink != nullptr) launch(stream, sum_sink<T, dim>, a, in.q.size(1), 1, list_bytes(in.indices.size(1)));
 }
@@ -254,7 +248,7 @@ void run(const NativeStream& stream, RowRange rows, const AttentionInputs& in, c
 }  // namespace
 
 void sparse_mla_backward(const NativeStream& stream, RowRange rows, const AttentionInputs& in,
-                         const AttentionGradients& grads, ListFault* fault, const std::int32_t* only, bool ordered) {
+                         const AttentionGradients& grads, ListFault* fault, const ChosenRows* only, bool ordered) {
   const bool wide = in.q.size(2) == 576;
   if (in.q.dtype() == DType::bf16) {
     wide ? run<Bf16, 576>(stream, rows, in, grads, fault, only, ordered)

@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/generic/attention.cuh"
+#include "kernels/cuda/generic/chosen_rows.cuh"
 
 namespace tandem::detail::cuda::generic {
 namespace {
@@ -12,16 +13,13 @@ struct ForwardArgument {
   Lists lists;
   Rows<T> out;
   Rows<float> lse;
-  const int* only;  ///< or null
+  KernelRows rows;
 };
 
-/// One block for each row and group of heads. A thread keeps two columns of the value for all heads of the group.
+/// A thread keeps two columns of the value for all heads of the group.
 template <class T, int dim>
-__global__ void __launch_bounds__(block_threads) attend(ForwardArgument<T> a) {
-  __shared__ ListKeys::Memory list_memory;
+__device__ void attend_row(const ForwardArgument<T>& a, std::int64_t row, ListKeys::Memory& list_memory) {
   auto& tile = *static_cast<GroupTile<dim>*>(dynamic_shared());
-  const std::int64_t row = blockIdx.x;
-  if (a.only != nullptr && a.only[row] == 0) return;
   const int first_head = static_cast<int>(blockIdx.y) * group_heads;
   const int head = first_head + tile.head();
   const ListKeys list(a.lists, row, list_memory, &tile);
@@ -66,22 +64,30 @@ __global__ void __launch_bounds__(block_threads) attend(ForwardArgument<T> a) {
   }
 }
 
+/// One block for each row and group of heads.
+template <class T, int dim>
+__global__ void __launch_bounds__(block_threads) attend(ForwardArgument<T> a) {
+  __shared__ ListKeys::Memory list_memory;
+  a.rows.for_each([&](std::int64_t row) { attend_row<T, dim>(a, row, list_memory); });
+}
+
 const bool registered = register_kernel(attend<float, 576>) && register_kernel(attend<float, 512>) &&
                         register_kernel(attend<Bf16, 576>) && register_kernel(attend<Bf16, 512>);
 
 template <class T, int dim>
 void run(const NativeStream& stream, const AttentionInputs& in, const AttentionOutputs& out, ListFault* fault,
-         const std::int32_t* only) {
+         const ChosenRows* only) {
   const ForwardArgument<T> a{attention_rows<T>(in), lists_of(in.indices, in.length, in.kv.size(0), fault),
-                             rows_of<T>(out.out), rows_of<float>(out.lse), only};
-  launch(stream, attend<T, dim>, a, in.q.size(0), (in.q.size(1) + group_heads - 1) / group_heads,
+                             rows_of<T>(out.out), rows_of<float>(out.lse), KernelRows({0, in.q.size(0)}, only)};
+  const std::int64_t groups = (in.q.size(1) + group_heads - 1) / group_heads;
+  launch(stream, attend<T, dim>, a, a.rows.blocks(groups), groups,
          std::max(sizeof(GroupTile<dim>), list_bytes(in.indices.size(1))));
 }
 
 }  // namespace
 
 void sparse_mla_forward(const NativeStream& stream, const AttentionInputs& in, const AttentionOutputs& out,
-                        ListFault* fault, const std::int32_t* only) {
+                        ListFault* fault, const ChosenRows* only) {
   const bool wide = in.q.size(2) == 576;
   if (in.q.dtype() == DType::bf16) {
     wide ? run<Bf16, 576>(stream, in, out, fault, only) : run<Bf16, 512>(stream, in, out, fault, only);

@@ -94,7 +94,7 @@ void Sm90Kernels::sparse_mla_forward(const AttentionInputs& in, const AttentionO
   launchers::SparseForwardArgs args = forward_args(in, out);
   args.length = lists.plain_length;
   check(launchers::launch_sparse_forward(args, on.handle), "the sparse forward", context().ordinal);
-  generic::sparse_mla_forward(on, in, out, fault(), lists.other);
+  generic::sparse_mla_forward(on, in, out, fault(), &lists.other);
   if (out.head_sums.valid()) generic::sparse_head_sums(on, {0, in.q.size(0)}, in, out.lse, out.head_sums, fault());
 }
 
@@ -112,9 +112,9 @@ void Sm90Kernels::sparse_mla_backward(RowRange rows, const AttentionInputs& in, 
   args.deterministic = deterministic();
   give_workspace(args, stream);
   check(launchers::launch_sparse_backward(args, on.handle), "the sparse backward", context().ordinal);
-  generic::sparse_mla_backward(on, rows, in, grads, fault(), lists.other, deterministic());
+  generic::sparse_mla_backward(on, rows, in, grads, fault(), &lists.other, deterministic());
   if (!grads.head_sums.valid()) return;
-  generic::sparse_head_sums(on, rows, in, grads.lse, grads.head_sums, fault(), lists.other);
+  generic::sparse_head_sums(on, rows, in, grads.lse, grads.head_sums, fault(), &lists.other);
 }
 
 void Sm90Kernels::give_workspace(launchers::SparseBackwardArgs& args, const Stream& stream) {

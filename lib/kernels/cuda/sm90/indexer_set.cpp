@@ -134,7 +134,7 @@ void Sm90Kernels::indexer_loss(const IndexerInputs& in, const LossSupport& suppo
   args.d_index_w = loss.d_index_w.data_as<float>();
   args.d_index_k = loss.d_index_k.data_as<float>();
   check(launchers::launch_indexer_loss(args, on.handle), "the indexer loss", context().ordinal);
-  generic::indexer_loss(on, in, support, loss, fault(), lists.other);
+  generic::indexer_loss(on, in, support, loss, fault(), &lists.other);
 }
 
 }  // namespace tandem::detail::cuda::sm90

@@ -101,18 +101,20 @@ const void* Sm90Kernels::packed(const char* name, const Tensor& t, const Stream&
 Sm90Kernels::SortedOut Sm90Kernels::sort_out(RowRange rows, std::int64_t keys, const Tensor& indices,
                                              const Tensor& length, const Stream& stream) {
   const std::int64_t all = indices.size(0), topk = indices.size(1);
-  const Tensor lists = scratch("lists", stream, DType::i32, 2 * all);
-  auto* const plain_length = lists.data_as<std::int32_t>();
-  std::int32_t* const other = plain_length + all;
-  const launchers::PlainListsArgs args{rows.size(),
-                                       keys,
-                                       static_cast<std::int32_t>(topk),
-                                       indices.data_as<const std::int32_t>() + rows.begin * topk,
-                                       length.data_as<const std::int32_t>() + rows.begin,
-                                       plain_length + rows.begin,
-                                       other + rows.begin};
+  const Tensor lists = scratch("lists", stream, DType::i32, 3 * all + 1);
+  launchers::PlainListsArgs args;
+  args.row_begin = rows.begin;
+  args.row_end = rows.end;
+  args.keys = keys;
+  args.topk = static_cast<std::int32_t>(topk);
+  args.indices = indices.data_as<const std::int32_t>();
+  args.length = length.data_as<const std::int32_t>();
+  args.plain_length = lists.data_as<std::int32_t>();
+  args.other = args.plain_length + all;
+  args.others = args.other + all;
+  args.other_count = args.others + all;
   check(launchers::launch_plain_lists(args, native(stream).handle), "the check of lists", context().ordinal);
-  return {plain_length, other};
+  return {args.plain_length, {args.others, args.other_count, args.other}};
 }
 
 std::string why_not(const Device& device) {

@@ -8,8 +8,8 @@ constexpr int warps = 8;
 
 /// A warp for each row, 128 entries at a time.
 __global__ void __launch_bounds__(32 * warps) plain_lists(PlainListsArgs a) {
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * warps + threadIdx.x / 32;
-  if (row >= a.rows) return;
+  const std::int64_t row = a.row_begin + static_cast<std::int64_t>(blockIdx.x) * warps + threadIdx.x / 32;
+  if (row >= a.row_end) return;
   const int lane = static_cast<int>(threadIdx.x % 32);
   const std::int32_t* list = a.indices + row * a.topk;
   const std::int32_t length = a.length[row];
@@ -32,13 +32,16 @@ __global__ void __launch_bounds__(32 * warps) plain_lists(PlainListsArgs a) {
   if (lane != 0) return;
   a.plain_length[row] = plain ? length : 0;
   a.other[row] = plain ? 0 : 1;
+  if (!plain) a.others[atomicAdd(a.other_count, 1)] = static_cast<std::int32_t>(row);
 }
 
 }  // namespace
 
 cudaError_t launch_plain_lists(const PlainListsArgs& args, cudaStream_t stream) {
-  if (args.rows == 0) return cudaSuccess;
-  plain_lists<<<static_cast<unsigned>((args.rows + warps - 1) / warps), 32 * warps, 0, stream>>>(args);
+  const std::int64_t rows = args.row_end - args.row_begin;
+  const cudaError_t error = cudaMemsetAsync(args.other_count, 0, sizeof(std::int32_t), stream);
+  if (error != cudaSuccess || rows == 0) return error;
+  plain_lists<<<static_cast<unsigned>((rows + warps - 1) / warps), 32 * warps, 0, stream>>>(args);
   return cudaGetLastError();
 }
 

@@ -46,8 +46,8 @@ class Sm90Kernels final : public GenericKernels {
  private:
   /// Which rows have lists that the kernels of this folder take: distinct landed rows, ascending.
   struct SortedOut {
-    std::int32_t* plain_length;  ///< i32 [s]: the length of such a list, 0 of another
-    std::int32_t* other;         ///< i32 [s]: 0 of such a list, 1 of another
+    const std::int32_t* plain_length;  ///< i32 [s]: the length of such a list, 0 of another
+    generic::ChosenRows other;         ///< rows of another
   };
   /// Enqueues the check of the lists of `rows`; of other rows nothing is written.
   SortedOut sort_out(RowRange rows, std::int64_t keys, const Tensor& indices, const Tensor& length,
