@@ -82,6 +82,9 @@ struct AttentionInputs {
   /// f32 [H], or empty: a logit that takes part in the softmax of a head with value 0 (natural-log units, unscaled).
   Tensor sink;
   float scale = 1.0F;
+  /// A promise that up to its length, which is within 0..K, each list holds distinct landed rows in ascending order and
+  /// nothing else. Kernels then need not look; what a broken one does is undefined.
+  bool plain_lists = false;
 };
 
 /// P = softmax over selected keys (and sink) of scale * q . kv;  out = P . kv[:, :512];  lse = ln(sum of exponentials,
@@ -112,8 +115,9 @@ struct AttentionGradients {
 struct LossSupport {
   /// Sparse: the selected keys. Both empty in dense warm-up: then all that the row sees, by the bounds of
   /// IndexerInputs.
-  Tensor indices;  ///< i32 [s, K], distinct, ascending
-  Tensor length;   ///< i32 [s]
+  Tensor indices;            ///< i32 [s, K], distinct, ascending
+  Tensor length;             ///< i32 [s]
+  bool plain_lists = false;  ///< as of AttentionInputs
   bool sparse() const noexcept { return indices.valid(); }
 };
 

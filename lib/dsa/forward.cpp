@@ -40,7 +40,7 @@ IndexerInputs DsaAttention::Impl::indexer_inputs(const Plan& plan, const DsaInpu
 
 AttentionInputs DsaAttention::Impl::attention_inputs(const DsaInputs& in, const Tensor& kv, const Tensor& indices,
                                                      const Tensor& length) const {
-  return {in.q, kv, indices, length, in.sink, config.scale};
+  return {in.q, kv, indices, length, in.sink, config.scale, /*plain_lists=*/true};
 }
 
 double DsaAttention::Impl::loss_scale(const Plan& plan) const {
@@ -154,7 +154,8 @@ void DsaAttention::Impl::run_loss(const DsaContext::Data& context, const DsaInpu
   const Plan& plan = context.plan;
   const IndexerInputs indexer = indexer_inputs(plan, in, from.keys);
   const bool dense = config.loss == IndexerLossKind::dense;
-  const LossSupport support = dense ? LossSupport{} : LossSupport{context.indices, context.length};
+  const LossSupport support =
+      dense ? LossSupport{} : LossSupport{context.indices, context.length, /*plain_lists=*/true};
   // One tile of rows by keys for all blocks: the stream uses it for one after the other.
   const Tensor tile =
       dense ? temporaries.take("tile", stream, DType::f32, {loss_block_rows(plan), most_visible_keys(plan)}) : Tensor();

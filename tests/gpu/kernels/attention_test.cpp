@@ -200,6 +200,25 @@ TEST_P(AttentionOnGpu, ForwardHasTheSameBitsInEveryRun) {
   EXPECT_EQ(bytes_of(first.dq), bytes_of(second.dq));
 }
 
+TEST_P(AttentionOnGpu, APromiseThatListsArePlainChangesNoBit) {
+  auto rng = test_rng(64);
+  const Case c = testing::make_case(rng, {.rows = 40, .keys = 300, .heads = 16, .topk = 64, .sink = true}, DType::bf16);
+  const TopkLists lists = lists_tensor(random_lists(rng, c), 64);
+  const Results without = run(c, lists);
+  const Results r = up_all(allocate(c, 64));
+  const Case g = on_gpu(c);
+  AttentionInputs in = g.attention(up(lists.indices), up(lists.length));
+  in.plain_lists = true;
+  kernels_->sparse_mla_forward(in, {r.out, r.lse, r.head_sums}, stream_);
+  kernels_->sparse_mla_backward({0, 40}, in, {g.dout, r.out, r.lse, r.dq, r.dkv, r.dsink, r.backward_sums}, stream_);
+  finish();
+  EXPECT_EQ(bytes_of(down(r.out)), bytes_of(without.out));
+  EXPECT_EQ(bytes_of(down(r.lse)), bytes_of(without.lse));
+  EXPECT_EQ(bytes_of(down(r.dq)), bytes_of(without.dq));
+  EXPECT_EQ(bytes_of(down(r.backward_sums)), bytes_of(without.backward_sums));
+  EXPECT_LE(testing::relative_error(down(r.dkv), values_of(without.dkv)), 2e-6);
+}
+
 TEST_P(AttentionOnGpu, GradientsOfKeysAreAddedTo) {
   auto rng = test_rng(59);
   const Case c = testing::make_case(rng, {.rows = 20, .keys = 60, .heads = 2, .topk = 8, .sink = true}, DType::f32);

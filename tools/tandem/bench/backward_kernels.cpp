@@ -30,7 +30,8 @@ void BackwardKernels::enqueue(const LandedKeys& landed, const Stream& stream) {
   detail::zero_on(stream, own_dkv_);
   if (job_.has_loss()) detail::zero_on(stream, own_d_index_k_);
   const TopkLists& lists = forward_.lists();
-  const AttentionInputs in{inputs_.q, landed.kv, lists.indices, lists.length, {}, attention_scale(job_)};
+  const AttentionInputs in{inputs_.q,           landed.kv, lists.indices, lists.length, {}, attention_scale(job_),
+                           /*plain_lists=*/true};
   const AttentionOutputs& out = forward_.outputs();
   AttentionGradients gradients{dout_, out.out, out.lse, gradients_.dq, own_dkv_, {}};
   for (const RowRange& block : plan_.query_blocks()) {

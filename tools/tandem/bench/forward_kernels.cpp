@@ -36,8 +36,9 @@ IndexerInputs ForwardKernels::indexer_inputs(const LandedKeys& landed) const {
 void ForwardKernels::enqueue(const LandedKeys& landed, const Stream& stream) {
   detail::zero_on(stream, lists_.nan_count);
   enqueue_selection(*kernels_, rows_, indexer_inputs(landed), state_, lists_, stream);
-  kernels_->sparse_mla_forward({inputs_.q, landed.kv, lists_.indices, lists_.length, {}, attention_scale(job_)}, out_,
-                               stream);
+  kernels_->sparse_mla_forward(
+      {inputs_.q, landed.kv, lists_.indices, lists_.length, {}, attention_scale(job_), /*plain_lists=*/true}, out_,
+      stream);
   if (stream.device().kind() == DeviceKind::cuda) {
     detail::cuda::to_global_lists(stream, tables_.shift, lists_.indices, lists_.length, global_);
   } else {
@@ -54,7 +55,7 @@ void ForwardKernels::enqueue_loss(const LandedKeys& landed, const Tensor& head_s
   for (const RowRange& block : plan_.query_blocks()) {
     loss.rows = block;
     loss.head_sums = head_sums.rows(block.begin, block.size());
-    kernels_->indexer_loss(indexer_inputs(landed), {lists_.indices, lists_.length}, loss, stream);
+    kernels_->indexer_loss(indexer_inputs(landed), {lists_.indices, lists_.length, /*plain_lists=*/true}, loss, stream);
   }
 }
 

@@ -101,7 +101,8 @@ class Attention final : public KernelWork {
   }
 
   void enqueue(const Stream& stream) override {
-    kernels_->sparse_mla_forward({in_.q, in_.kv, in_.indices, in_.length, {}, attention_scale(job_)}, out_, stream);
+    kernels_->sparse_mla_forward(
+        {in_.q, in_.kv, in_.indices, in_.length, {}, attention_scale(job_), /*plain_lists=*/true}, out_, stream);
   }
   void poison(const Stream& stream, BenchData& data) override {
     poison_tensor(stream, data, out_.out);
@@ -163,7 +164,9 @@ class AttentionBackward final : public KernelWork {
   double added_bytes() const override { return added_dkv_bytes(job_, rows_); }
 
  private:
-  AttentionInputs inputs() const { return {in_.q, in_.kv, in_.indices, in_.length, {}, attention_scale(job_)}; }
+  AttentionInputs inputs() const {
+    return {in_.q, in_.kv, in_.indices, in_.length, {}, attention_scale(job_), /*plain_lists=*/true};
+  }
 
   const ComputeJob& job_;
   const QueryRows& rows_;

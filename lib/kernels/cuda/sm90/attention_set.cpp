@@ -90,12 +90,13 @@ void Sm90Kernels::sparse_mla_forward(const AttentionInputs& in, const AttentionO
   if (!attends(in, out)) return GenericKernels::sparse_mla_forward(in, out, stream);
   const NativeStream on = native(stream);
   const DeviceGuard guard(context());
-  const SortedOut lists = sort_out({0, in.q.size(0)}, in.kv.size(0), in.indices, in.length, stream);
+  const RowRange rows{0, in.q.size(0)};
+  const SortedOut lists = sort_out(rows, in.kv.size(0), in.indices, in.length, in.plain_lists, stream);
   launchers::SparseForwardArgs args = forward_args(in, out);
   args.length = lists.plain_length;
   check(launchers::launch_sparse_forward(args, on.handle), "the sparse forward", context().ordinal);
-  generic::sparse_mla_forward(on, in, out, fault(), &lists.other);
-  if (out.head_sums.valid()) generic::sparse_head_sums(on, {0, in.q.size(0)}, in, out.lse, out.head_sums, fault());
+  if (lists.other) generic::sparse_mla_forward(on, in, out, fault(), &*lists.other);
+  if (out.head_sums.valid()) generic::sparse_head_sums(on, rows, in, out.lse, out.head_sums, fault());
 }
 
 void Sm90Kernels::sparse_mla_backward(RowRange rows, const AttentionInputs& in, const AttentionGradients& grads,
@@ -106,15 +107,16 @@ void Sm90Kernels::sparse_mla_backward(RowRange rows, const AttentionInputs& in, 
   if (rows.empty()) return;
   const NativeStream on = native(stream);
   const DeviceGuard guard(context());
-  const SortedOut lists = sort_out(rows, in.kv.size(0), in.indices, in.length, stream);
+  const SortedOut lists = sort_out(rows, in.kv.size(0), in.indices, in.length, in.plain_lists, stream);
   launchers::SparseBackwardArgs args = backward_args(rows, in, grads);
   args.length = lists.plain_length;
   args.deterministic = deterministic();
   give_workspace(args, stream);
   check(launchers::launch_sparse_backward(args, on.handle), "the sparse backward", context().ordinal);
-  generic::sparse_mla_backward(on, rows, in, grads, fault(), &lists.other, deterministic());
+  if (!lists.other) return;
+  generic::sparse_mla_backward(on, rows, in, grads, fault(), &*lists.other, deterministic());
   if (!grads.head_sums.valid()) return;
-  generic::sparse_head_sums(on, rows, in, grads.lse, grads.head_sums, fault(), &lists.other);
+  generic::sparse_head_sums(on, rows, in, grads.lse, grads.head_sums, fault(), &*lists.other);
 }
 
 void Sm90Kernels::give_workspace(launchers::SparseBackwardArgs& args, const Stream& stream) {

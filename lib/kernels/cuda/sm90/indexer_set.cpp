@@ -110,7 +110,8 @@ void Sm90Kernels::indexer_loss(const IndexerInputs& in, const LossSupport& suppo
   if (loss.rows.empty()) return;
   const NativeStream on = native(stream);
   const DeviceGuard guard(context());
-  const SortedOut lists = sort_out(loss.rows, in.index_k.size(0), support.indices, support.length, stream);
+  const SortedOut lists =
+      sort_out(loss.rows, in.index_k.size(0), support.indices, support.length, support.plain_lists, stream);
   launchers::IndexerLossArgs args;
   args.e4m3 = in.index_q.dtype() == DType::f8e4m3;
   args.heads = static_cast<std::int32_t>(in.index_q.size(1));
@@ -134,7 +135,7 @@ void Sm90Kernels::indexer_loss(const IndexerInputs& in, const LossSupport& suppo
   args.d_index_w = loss.d_index_w.data_as<float>();
   args.d_index_k = loss.d_index_k.data_as<float>();
   check(launchers::launch_indexer_loss(args, on.handle), "the indexer loss", context().ordinal);
-  generic::indexer_loss(on, in, support, loss, fault(), &lists.other);
+  if (lists.other) generic::indexer_loss(on, in, support, loss, fault(), &*lists.other);
 }
 
 }  // namespace tandem::detail::cuda::sm90

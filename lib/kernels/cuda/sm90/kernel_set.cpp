@@ -99,7 +99,8 @@ const void* Sm90Kernels::packed(const char* name, const Tensor& t, const Stream&
 }
 
 Sm90Kernels::SortedOut Sm90Kernels::sort_out(RowRange rows, std::int64_t keys, const Tensor& indices,
-                                             const Tensor& length, const Stream& stream) {
+                                             const Tensor& length, bool promised, const Stream& stream) {
+  if (promised) return {length.data_as<const std::int32_t>(), std::nullopt};
   const std::int64_t all = indices.size(0), topk = indices.size(1);
   const Tensor lists = scratch("lists", stream, DType::i32, 3 * all + 1);
   launchers::PlainListsArgs args;
@@ -114,7 +115,7 @@ Sm90Kernels::SortedOut Sm90Kernels::sort_out(RowRange rows, std::int64_t keys, c
   args.others = args.other + all;
   args.other_count = args.others + all;
   check(launchers::launch_plain_lists(args, native(stream).handle), "the check of lists", context().ordinal);
-  return {args.plain_length, {args.others, args.other_count, args.other}};
+  return {args.plain_length, generic::ChosenRows{args.others, args.other_count, args.other}};
 }
 
 std::string why_not(const Device& device) {

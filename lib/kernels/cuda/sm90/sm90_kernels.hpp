@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "kernels/cuda/generic/kernel_set.hpp"
@@ -46,11 +47,12 @@ class Sm90Kernels final : public GenericKernels {
  private:
   /// Which rows have lists that the kernels of this folder take: distinct landed rows, ascending.
   struct SortedOut {
-    const std::int32_t* plain_length;  ///< i32 [s]: the length of such a list, 0 of another
-    generic::ChosenRows other;         ///< rows of another
+    const std::int32_t* plain_length;          ///< i32 [s]: the length of such a list, 0 of another
+    std::optional<generic::ChosenRows> other;  ///< rows of another, if there can be any
   };
-  /// Enqueues the check of the lists of `rows`; of other rows nothing is written.
-  SortedOut sort_out(RowRange rows, std::int64_t keys, const Tensor& indices, const Tensor& length,
+  /// Enqueues the check of the lists of `rows`, unless it is promised that all are plain; of other rows nothing is
+  /// written.
+  SortedOut sort_out(RowRange rows, std::int64_t keys, const Tensor& indices, const Tensor& length, bool promised,
                      const Stream& stream);
   void run_indexer(launchers::IndexerArgs args, const Tensor& bounds, const TopkLists& out, const Stream& stream);
   /// Memory for as many rows at a time as are worth it.
