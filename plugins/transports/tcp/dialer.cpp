@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <boost/asio/read.hpp>
 #include <boost/asio/write.hpp>
+#include <utility>
 
 #include "transports/tcp/handshake.hpp"
 
@@ -86,6 +87,10 @@ void Dialer::failed(const std::string& reason) {
   next_ = (next_ + 1) % candidates_.size();
   const bool tried_all = next_ == 0;
   if (tried_all) pause_ = std::min(2 * pause_, longest_pause);
+  // By now the other side had time to listen: who waits for this until the deadline should know what is wrong.
+  if (pause_ == longest_pause && !std::exchange(warned_, true)) {
+    host_.log(TANDEM_LOG_WARN, "tcp: rank {} cannot reach rank {} and goes on trying: {}", self_.rank, peer_, reason);
+  }
   timer_.expires_after(tried_all ? pause_ : std::chrono::milliseconds(0));
   timer_.async_wait([self = shared_from_this()](const error_code& canceled) {
     if (!canceled && !self->stopped_) self->attempt();

@@ -94,6 +94,7 @@ class Dialer : public std::enable_shared_from_this<Dialer> {
   std::chrono::milliseconds pause_{10};
   Hello hello_;
   bool stopped_ = false;
+  bool warned_ = false;
 };
 
 }  // namespace tandem::tcp

@@ -400,6 +400,10 @@ TEST(Tcp, GoesOnTryingToReachARankAndCanBeClosedMeanwhile) {
   std::this_thread::sleep_for(milliseconds(60));
   EXPECT_EQ(early->connect_test(0), TANDEM_IN_PROGRESS);
   EXPECT_TRUE(has_log(*early, "did not reach rank 0"));
+  const auto deadline = Deadline::after(seconds(20));
+  while (!has_log(*early, "cannot reach rank 0 and goes on trying: ") && !deadline.passed())
+    std::this_thread::sleep_for(milliseconds(10));
+  EXPECT_TRUE(has_log(*early, "cannot reach rank 0 and goes on trying: ")) << "whoever waits is not told why";
   EXPECT_EQ(pending.completed(), 0U);
   early->close();
   EXPECT_TRUE(pending.all_once_with(code(ErrorCode::aborted)));
