@@ -137,8 +137,8 @@ std::vector<Shape> shapes_of(bool quick, const std::vector<int>& heads) {
   };
   for (const int h : {128, 64, 16}) more(h, 8192, Lists::ascending);
   for (const int h : {128, 64, 16}) more(h, 65536, Lists::local);
-  for (const int visit : {2, 4, 16, 32}) more(128, 65536, Lists::ascending, visit);
-  for (const int visit : {4, 32}) more(16, 65536, Lists::ascending, visit);
+  for (const int visit : {2, 3, 5, 6, 8, 32}) more(128, 65536, Lists::ascending, visit);
+  for (const int visit : {2, 3, 5, 8}) more(16, 65536, Lists::ascending, visit);
   more(128, 65536, Lists::local, 32);
   more(128, 65536, Lists::random);
   for (const int h : {128, 16}) shapes.push_back({h, 4096, 65536, Lists::ascending, 2048, 576, 0, true});

@@ -37,9 +37,6 @@ Figure bench(const Shape& shape, int runs, std::uint64_t seed) {
   args.out = out.data();
   args.lse = lse.data();
   const auto launch = [&] { CUDA_OK(detail::sm90::launch_sparse_forward(args, nullptr)); };
-  args.prefetch = true;
-  const Times prefetched = time_launches(launch, runs);
-  args.prefetch = false;
   const Times times = time_launches(launch, runs);
   const double ms = times.median;
   const double entries = static_cast<double>(shape.queries) * shape.topk;
@@ -57,11 +54,9 @@ Figure bench(const Shape& shape, int runs, std::uint64_t seed) {
   }
   const Accuracy a = compare_with_oracle(args, rows, some, some_lse);
   forward_report(accurate(a), "timed shape", accurate(a) ? "" : describe(a));
-  std::printf(
-      "H %3d d %d s %5lld n %6lld K %d %-9s %8.3f ms [%.3f, %.3f] %6.1f TFLOP/s, gather %.2f TB/s, %.3f ms with "
-      "prefetch\n",
-      shape.heads, shape.dim, static_cast<long long>(shape.queries), static_cast<long long>(shape.keys), shape.topk,
-      name_of(shape.lists), ms, times.low, times.high, tflops, gather, prefetched.median);
+  std::printf("H %3d d %d s %5lld n %6lld K %d %-9s %8.3f ms [%.3f, %.3f] %6.1f TFLOP/s, gather %.2f TB/s\n",
+              shape.heads, shape.dim, static_cast<long long>(shape.queries), static_cast<long long>(shape.keys),
+              shape.topk, name_of(shape.lists), ms, times.low, times.high, tflops, gather);
   return {{"heads", std::int64_t{shape.heads}},
           {"dim", std::int64_t{shape.dim}},
           {"queries", shape.queries},
@@ -69,7 +64,6 @@ Figure bench(const Shape& shape, int runs, std::uint64_t seed) {
           {"topk", std::int64_t{shape.topk}},
           {"lists", std::string(name_of(shape.lists))},
           {"ms", ms},
-          {"ms_prefetch", prefetched.median},
           {"low", times.low},
           {"high", times.high},
           {"tflops", tflops},

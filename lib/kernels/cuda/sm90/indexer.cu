@@ -37,7 +37,7 @@ cudaError_t geometry_of(const IndexerArgs& args, Geometry& g) {
   g.blocks = std::max(1, std::min(blocks, tiles));
   // Random scores bring about K (1 + ln(keys / K)) entries: a list that has room for them is never cut on the way.
   // Where rows are many and K is large lists are shorter, then blocks fewer.
-  constexpr std::size_t most_bytes = 440'000'000;
+  constexpr std::size_t most_bytes = 450'000'000;
   const int block_keys = most_block_keys(g.rows);
   const std::size_t segments_bytes =
       static_cast<std::size_t>(block_buffers_for(g.rows) * block_keys) * sizeof(std::uint64_t);

@@ -267,23 +267,23 @@ struct LossMatrixRole {
     wgmma_commit();
   }
 
-  __device__ __forceinline__ void scatter(float (&acc)[32], const float (&gradient)[2], float* const (&to_rows)[2],
+  __device__ __forceinline__ void scatter(float (&acc)[32], const float (&gradient)[2], const ScatterRows& rows,
                                           int slice) const {
 #pragma unroll
     for (int i = 0; i < 32; ++i) acc[i] *= gradient[i / 2 % 2];
-    scatter_columns<false>(acc, to_rows, 64 * slice, lane);
+    scatter_columns<false>(acc, rows, 64 * slice, lane);
   }
 
   __device__ __forceinline__ void differentiate_tile(int tile, const Keys& keys) {
     const float scale[2] = {scale_of(keys.at[0]), scale_of(keys.at[1])};
     const float* const of_scores = s.scores(p.stages);
     const float gradient[2] = {of_scores[entry_of(tile, 0)], of_scores[entry_of(tile, 1)]};
-    float* to_rows[2];
+    ScatterRows rows;
     float scaled[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const bool wanted = keys.at[half] >= 0 && p.d_index_k != nullptr;
-      to_rows[half] = wanted ? p.d_index_k + keys.at[half] * std::int64_t{128} : nullptr;
+      rows.there[half] = keys.at[half] >= 0 && p.d_index_k != nullptr;
+      rows.to[half] = p.d_index_k + keys.at[half] * std::int64_t{128};
       scaled[half] = E4m3 ? gradient[half] * scale[half] : gradient[half];
     }
     multiply();
@@ -306,7 +306,7 @@ struct LossMatrixRole {
     multiply_keys(tile == 0);
     wgmma_wait<1>();
     pin(acc);
-    scatter(acc, gradient, to_rows, 0);
+    scatter(acc, gradient, rows, 0);
     wgmma_fence();
     multiply_queries(acc, open_weights, 1);
     wgmma_wait<0>();
@@ -315,7 +315,7 @@ struct LossMatrixRole {
     pin(dq[1]);
     next_stage();
     if (tile + 1 == tiles) release(s.q_empty[buffer]);
-    scatter(acc, gradient, to_rows, 1);
+    scatter(acc, gradient, rows, 1);
   }
 
   /// The second pass: scores have become their gradients.
@@ -371,9 +371,11 @@ struct LossMatrixRole {
   __device__ __forceinline__ void write_zeros() const {
     if (p.loss != nullptr && thread == 0) p.loss[row] = 0.0;
     if constexpr (Gradients) {
-      constexpr int granules = Heads * 128 * (E4m3 ? 4 : 2) / 16;
-      auto* const to = static_cast<uint4*>(p.d_index_q) + row * granules;
-      for (int i = thread; p.d_index_q != nullptr && i < granules; i += 128) to[i] = make_uint4(0, 0, 0, 0);
+      if (p.d_index_q != nullptr) {
+        constexpr int granules = Heads * 128 * (E4m3 ? 4 : 2) / 16;
+        auto* const to = static_cast<uint4*>(p.d_index_q) + row * granules;
+        for (int i = thread; i < granules; i += 128) to[i] = make_uint4(0, 0, 0, 0);
+      }
       if (p.d_index_w != nullptr && thread < Heads) p.d_index_w[row * Heads + thread] = 0.0F;
     }
   }

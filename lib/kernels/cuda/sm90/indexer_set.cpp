@@ -63,9 +63,8 @@ void Sm90Kernels::indexer_topk(const IndexerStep& step, const IndexerInputs& in,
 void Sm90Kernels::select_topk(const ScoreMatrix& in, const TopkLists& out, const Stream& stream) {
   throw_if_failed();
   validate_select_topk(in, out);
-  if (!takes_topk(in.topk)) return GenericKernels::select_topk(in, out, stream);
+  if (!takes_topk(in.topk) || !dense(in.scores)) return GenericKernels::select_topk(in, out, stream);
   generic::expect_table("bounds", in.bounds, in.scores.size(0), 2);
-  expect_dense("scores", in.scores);
   const DeviceGuard guard(context());
   launchers::IndexerArgs args;
   args.dtype = launchers::IndexerDtype::scores;

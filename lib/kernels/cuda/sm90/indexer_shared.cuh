@@ -33,7 +33,7 @@ __host__ __device__ constexpr int block_buffers_for([[maybe_unused]] int rows) {
 #ifdef TANDEM_INDEXER_STRESS
   return 2;  // for tests: the matrix warps wait for the select warps all the time
 #else
-  return rows < 32 ? most_block_buffers : 4;
+  return rows < 32 ? most_block_buffers : 3;
 #endif
 }
 constexpr int threshold_slots =

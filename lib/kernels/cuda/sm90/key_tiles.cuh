@@ -48,12 +48,6 @@ struct RowGather {
     const int at = tile * tile_rows + warp * 16 + (lane & 15);
     return at < length ? list[at] : -1;
   }
-  /// Asks L2 for the columns that will be copied of the warp's entries.
-  template <class Params>
-  __device__ __forceinline__ void prefetch(const Params& p, int entry, int slices) const {
-    if (lane >= 16 || static_cast<std::uint32_t>(entry) >= p.keys) return;
-    prefetch_bulk(p.kv + std::int64_t{entry} * p.kv_row_bytes, static_cast<std::uint32_t>(slices) * 128);
-  }
   /// Takes the warp's entries; returns which of its 16 rows are there.
   template <class Params>
   __device__ __forceinline__ std::uint32_t aim(const Params& p, int entry) {

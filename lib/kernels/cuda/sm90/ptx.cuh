@@ -131,13 +131,9 @@ __device__ __forceinline__ void wait_bulk_stores() { asm volatile("cp.async.bulk
 __device__ __forceinline__ void copy_16_bytes(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
-/// Has L2 fetch `bytes`, a multiple of 16; `from` is aligned to 16 bytes.
-__device__ __forceinline__ void prefetch_bulk(const void* from, std::uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
 /// Copies 16 bytes of which the first `bytes` are read and the rest are 0; they bypass the L1 cache.
 __device__ __forceinline__ void copy_16(std::uint32_t to, const void* from, std::uint32_t bytes) {
-  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 /// Arrives on `barrier` once this thread's copies so far have landed; the barrier expects every such arrival.
 __device__ __forceinline__ void arrive_after_copies(Mbarrier& barrier) {

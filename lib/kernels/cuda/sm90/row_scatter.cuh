@@ -5,12 +5,18 @@
 
 namespace tandem::detail::sm90 {
 
-/// Adds a product's 2 Count columns to columns `column` and on of rows in global memory: those that `to_rows` has, null
-/// if there is none, for the product's rows lane / 4 and lane / 4 + 8 of this warp. `Store`: writes them instead. A
+/// Where a product's rows lane / 4 and lane / 4 + 8 of a warp go in global memory, if they go anywhere. That is a flag
+/// and not a null pointer: ptxas 13.0 reads such a pointer before the zeros of lanes without one have been written.
+struct ScatterRows {
+  float* to[2];
+  bool there[2];
+};
+
+/// Adds a product's 2 Count columns to columns `column` and on of this warp's rows. `Store`: writes them instead. A
 /// thread has two columns of eight and two rows; lanes of a pair exchange, so that each adds four columns, and four
 /// lanes 64 bytes of a row.
 template <bool Store, int Count>
-__device__ __forceinline__ void scatter_columns(const float (&acc)[Count], float* const (&to_rows)[2], int column,
+__device__ __forceinline__ void scatter_columns(const float (&acc)[Count], const ScatterRows& rows, int column,
                                                 int lane) {
   constexpr int groups = 4;  // at a time: a branch for each alone costs more, and registers for all of them spill
   static_assert(Count % (8 * groups) == 0);
@@ -29,8 +35,8 @@ __device__ __forceinline__ void scatter_columns(const float (&acc)[Count], float
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float* const to = to_rows[half] + at;
-      if (to_rows[half] == nullptr) continue;
+      if (!rows.there[half]) continue;
+      float* const to = rows.to[half] + at;
 #pragma unroll
       for (int i = 0; i < groups; ++i) {
         const float4 four = fours[i][half];

@@ -70,7 +70,7 @@ RowBytes row_bytes(const SparseBackwardArgs& args) {
 
 /// Rows of dkv that stay in L2 beside what passes through: of Hopper's 50 MB.
 constexpr std::int64_t resident_bytes = 40 * 1000 * 1000;
-constexpr int far_visit_tiles = 8;
+constexpr int far_visit_tiles = 4;
 
 cudaError_t fill(SparseBackwardParams& p, const SparseBackwardArgs& args) {
   const auto or_dense = [](std::int64_t stride, std::int64_t dense) { return stride != 0 ? stride : dense; };

@@ -153,22 +153,28 @@ struct KeyPassMatrixRole {
   }
 
   template <int Half>
-  __device__ __forceinline__ void tile(Shared& s, float* const (&to_rows)[2], std::uint32_t stage, bool last) {
+  __device__ __forceinline__ void tile(Shared& s, const ScatterRows& rows, std::uint32_t stage, bool last) {
     constexpr bool with_rope = Half == 0 && has_rope;
     multiply<with_rope>(s, stage);
     release(s.empty[stage]);
     if (last) release(s.q_empty);
-    scatter_columns<Ordered>(sum, to_rows, 256 * Half, lane);
-    if constexpr (with_rope) scatter_columns<Ordered>(rope, to_rows, 512, lane);
+    scatter_columns<Ordered>(sum, rows, 256 * Half, lane);
+    if constexpr (with_rope) scatter_columns<Ordered>(rope, rows, 512, lane);
   }
 
-  /// Where the entry's gradient goes; null for one that is no row.
-  static __device__ __forceinline__ float* target(const SparseBackwardParams& p, const KeyPassItem& item, int entry,
-                                                  int length) {
-    const int key = entry < length ? p.indices[item.query * p.topk + entry] : -1;
-    if (static_cast<std::uint32_t>(key) >= p.keys) return nullptr;
-    if constexpr (Ordered) return p.terms + (item.block_row * p.topk + entry) * (Slices * 64);
-    return p.dkv + key * p.dkv_row_stride;
+  /// Where the gradients of entries `entry` and `entry` + 8 go.
+  static __device__ __forceinline__ ScatterRows targets(const SparseBackwardParams& p, const KeyPassItem& item,
+                                                        int entry, int length) {
+    ScatterRows rows;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int at = entry + 8 * half;
+      const int key = at < length ? p.indices[item.query * p.topk + at] : -1;
+      rows.there[half] = static_cast<std::uint32_t>(key) < p.keys;
+      rows.to[half] =
+          Ordered ? p.terms + (item.block_row * p.topk + at) * (Slices * 64) : p.dkv + key * p.dkv_row_stride;
+    }
+    return rows;
   }
 
   __device__ __forceinline__ void run(const SparseBackwardParams& p, Shared& s) {
@@ -186,13 +192,13 @@ struct KeyPassMatrixRole {
       for (int t = first; t < item.tiles; t += 2) {
         const std::uint32_t at = number + static_cast<std::uint32_t>(t), stage = at % Shared::stages;
         const int entry = (item.first_tile + t) * tile_rows + warp * 16 + lane / 4;
-        float* const to_rows[2] = {target(p, item, entry, length), target(p, item, entry + 8, length)};
+        const ScatterRows rows = targets(p, item, entry, length);
         s.full[stage].wait(at / Shared::stages & 1U);
         const bool last = t + 2 >= item.tiles;
         if (item.half == 0) {
-          tile<0>(s, to_rows, stage, last);
+          tile<0>(s, rows, stage, last);
         } else {
-          tile<1>(s, to_rows, stage, last);
+          tile<1>(s, rows, stage, last);
         }
       }
       if (first >= item.tiles) {

@@ -76,7 +76,6 @@ cudaError_t launch_sparse_forward(const SparseForwardArgs& args, cudaStream_t st
   p.heads = args.heads;
   p.head_blocks = (args.heads + variant.heads - 1) / variant.heads;
   p.topk = args.topk;
-  p.prefetch = args.prefetch;
   p.items = args.queries * p.head_blocks;
   int device = 0, blocks = 0;
   error = cudaGetDevice(&device);

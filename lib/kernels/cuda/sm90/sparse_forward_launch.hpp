@@ -29,7 +29,6 @@ struct SparseForwardArgs {
   std::int64_t out_row_stride = 0;        ///< 0: H * 512
   std::int64_t out_head_stride = 0;       ///< 0: 512
   float* lse = nullptr;                   ///< [s, H]
-  bool prefetch = false;  ///< for measurement: L2 is asked for a tile's rows one tile before they are copied
 };
 
 /// Enqueues on `stream`, allocates nothing and may be captured. Results have the same bits in every run.

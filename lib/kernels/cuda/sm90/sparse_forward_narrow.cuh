@@ -92,7 +92,6 @@ struct NarrowGatherRole {
         const std::uint32_t there = rows.aim(p, entry);
         entry =
             tile + 1 < tiles ? rows.entry(list_of(item), length, tile + 1) : rows.entry(list_of(next), next_length, 0);
-        if (p.prefetch) rows.prefetch(p, entry, Slices);
 #pragma unroll
         for (int i = 0; i < Slices; ++i) {
           s.empty[place.slot].wait(place.parity ^ 1U);

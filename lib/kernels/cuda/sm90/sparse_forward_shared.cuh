@@ -24,7 +24,6 @@ struct SparseForwardParams {
   std::int64_t out_row_stride, out_head_stride;
   float* lse;
   std::int32_t heads, head_blocks, topk;
-  bool prefetch;
   std::int64_t items;  ///< queries x head blocks: neighbours run at the same time and share rows in L2
 };
 
