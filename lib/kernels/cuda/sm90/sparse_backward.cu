@@ -124,8 +124,9 @@ cudaError_t launch(const Pass& pass, std::int64_t blocks, const SparseBackwardPa
 cudaError_t run_block(const SparseBackwardParams& p, const Pass& query_pass, const Pass& key_pass, int dim,
                       int multiprocessors, std::uint32_t passes, cudaStream_t stream) {
   const bool ordered = p.terms != nullptr;
-  const dim3 grid(ordered ? 1U : static_cast<unsigned>((p.rows + statistics_rows - 1) / statistics_rows),
-                  static_cast<unsigned>(p.head_blocks * block_heads));
+  const dim3 grid(
+      ordered && p.dsink != nullptr ? 1U : static_cast<unsigned>((p.rows + statistics_rows - 1) / statistics_rows),
+      static_cast<unsigned>(p.head_blocks * block_heads));
   cudaError_t error = cudaSuccess;
   if ((passes & 1U) != 0) {
     sparse_backward_statistics_kernel<<<grid, statistics_threads, 0, stream>>>(p);
