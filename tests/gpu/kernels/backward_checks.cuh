@@ -298,8 +298,9 @@ inline void check_case(const BackwardCase& c, std::uint64_t seed, bool quiet = t
   backward_report(others, name, others ? "" : "dkv of a row that nobody chose has changed");
   Stage head_sums, sinks;
   const auto sums = run.head_sums.dense();
-  // An exponential's relative error is its argument's error, and scores as large as spread are sums of fp32.
-  const double allowed = 0x1p-13 + static_cast<double>(c.spread) * 0x1p-18;
+  // An exponential's relative error is its argument's error: of logits of four times spread, which a matrix instruction
+  // has to about 2^-20 (2.7e-4 was seen for spread 80).
+  const double allowed = 0x1p-13 + (c.spread > 1.0F ? 4.0 * static_cast<double>(c.spread) * 0x1p-20 : 0.0);
   for (std::size_t i = 0; i < sums.size(); ++i) {
     head_sums.add(static_cast<std::int64_t>(i), static_cast<double>(sums[i]), truth.head_sums[i],
                   truth.head_sums[i] * allowed + 1e-36);

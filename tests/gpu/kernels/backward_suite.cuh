@@ -116,6 +116,8 @@ inline void check_backward(std::uint64_t& seed, const std::vector<int>& all_head
       next([](BackwardCase& c) { c.topk = 256, c.queries = 40, c.sink = c.holes = c.strided = c.part = true; });
       next([](BackwardCase& c) { c.topk = 320, c.queries = 14, c.spread = 80.0F, c.sink = c.hot = true; });
       next([](BackwardCase& c) { c.topk = 192, c.queries = 45, c.deterministic = c.sink = c.part = c.hot = true; });
+      // More rows than the ordered pass looks through at a time.
+      next([](BackwardCase& c) { c.topk = 64, c.queries = 600, c.deterministic = true; });
       if (!quick) {
         next([](BackwardCase& c) { c.topk = 128, c.queries = 300, c.keys = 3000, c.hot = true; });
         next([](BackwardCase& c) { c.topk = 640, c.queries = 9, c.visit = 3, c.full = true; });

@@ -287,6 +287,8 @@ TEST(Options, TheHookOfTheTargetRunsInEitherPass) {
     const Results with = run(problem, options);
     EXPECT_EQ(calls, 2) << "once a rank";
     EXPECT_EQ(with.dkv, without.dkv);
+    // The first row's only key has all of it either way.
+    EXPECT_EQ(with.loss[0], without.loss[0]);
     const reference::Lists lists = testing::lists_of(with, problem.global.topk);
     std::vector<std::vector<double>> first_of_all;
     for (const auto& list : lists) first_of_all.emplace_back(list.size(), 0.0).at(0) = 1;

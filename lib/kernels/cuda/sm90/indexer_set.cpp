@@ -101,9 +101,8 @@ void Sm90Kernels::indexer_loss(const IndexerInputs& in, const LossSupport& suppo
                                const Stream& stream) {
   throw_if_failed();
   validate_indexer_loss(in, support, loss);
-  // These kernels add to d_index_k by atomics.
-  const bool wanted_in_order = deterministic() && loss.d_index_k.valid();
-  if (wanted_in_order || !differentiates(in, support, loss)) {
+  // These kernels add to d_index_k by atomics. The loss alone goes the same way, so that it has the same bits.
+  if (deterministic() || !differentiates(in, support, loss)) {
     return GenericKernels::indexer_loss(in, support, loss, stream);
   }
   if (loss.rows.empty()) return;

@@ -6,10 +6,10 @@
 
 /// Sparse forward for many heads: a work item is a query and 64 of its heads, which are the rows of all products.
 ///
-/// Two matrix warpgroups score the tiles in turn, the first the even ones. Each has half of the output's columns and so
-/// needs the probabilities of every tile: its own from registers, the other's through shared memory, along with the
-/// running maximum that they refer to. A tile is freed in halves, the columns of either warpgroup; the second also has
-/// the columns that are no value. Probabilities of even tiles lie where those columns were.
+/// Of two matrix warpgroups the first scores the even tiles, the second the odd ones. Each has half of the output's
+/// columns and so needs the probabilities of every tile: its own from registers, the other's through shared memory,
+/// along with the running maximum that they refer to. A tile is freed in halves, the columns of either warpgroup; the
+/// second also has the columns that are no value. Probabilities of even tiles lie where those columns were.
 ///
 /// Both score at the same time. The first then fixes the maximum of its tile, the second that of both, and either
 /// multiplies its own tile before the other's, so that halves of tiles become free, and are gathered again, one after
